@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -90,24 +90,6 @@ def single_rank(tmp_path: Path) -> Iterator[None]:
         yield
     groups.destroy_model_parallel()
     groups.destroy_distributed_environment()
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Callable[[dict[str, str], str], dict[str, str]]:
-    """`plugin(env, source)`: an environment in which each vLLM process runs `plant()`
-    of the module `source` at start, as a general plugin."""
-
-    def make(env: dict[str, str], source: str) -> dict[str, str]:
-        package = tmp_path / "planted-1.0.dist-info"
-        package.mkdir()
-        (tmp_path / "planted.py").write_text(source)
-        (package / "METADATA").write_text("Name: planted\nVersion: 1.0\n")
-        entry = "[vllm.general_plugins]\nplanted = planted:plant\n"
-        (package / "entry_points.txt").write_text(entry)
-        paths = [str(tmp_path), env.get("PYTHONPATH", "")]
-        return env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-    return make
 
 
 @pytest.fixture(scope="session")

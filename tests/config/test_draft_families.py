@@ -12,10 +12,8 @@ from safetensors.torch import load_file
 from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
 from vllm.config.drafter import FAMILIES, OWN_CHECKPOINTS, find_family
 from vllm.config.drafter.files import (
-    adapt_config,
     default_layers,
     read_files,
-    tapped_layers,
 )
 from vllm.config.drafter.target import correct_depth, why_different, without_media
 from vllm.model_executor.models.interfaces import SupportsEagle3
@@ -88,10 +86,6 @@ def named(name: str, **keys) -> dict:
 def test_find_family(config: dict, family: str | None):
     found = find_family(config)
     assert (found and found.name) == family
-
-
-def test_file_tells_a_family():
-    assert find_family(PARD, file_names=["warp_model.bin"]).name == "PARD-2"
 
 
 @pytest.mark.parametrize(
@@ -208,22 +202,6 @@ def test_method_mtp_does_not_depend_on_path(name: str, models, checkpoint):
     spec = {"method": "mtp", "num_speculative_tokens": 1}
     engine = engine_config(target, spec, load_format="dummy")
     assert engine.speculative_config.method == "mtp"
-
-
-@pytest.mark.parametrize(
-    "config, ids",
-    [
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5, 7]}, (1, 2, 5, 7)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 5]}}, (4, 5)),
-        ({"eagle_config": {"layer_ids": [4, 5]}}, (4, 5)),
-        ({"eagle_aux_hidden_state_layer_ids": []}, None),
-        ({"eagle_config": None}, None),
-    ],
-)
-def test_tapped_layers(config: dict, ids: tuple[int, ...] | None):
-    made = adapt_config(SimpleNamespace(**config))
-    assert tapped_layers(made) == ids
-    assert getattr(made, "num_aux_hidden_states", None) == (ids and len(ids))
 
 
 @pytest.mark.parametrize("depth", [6, 8, 36])

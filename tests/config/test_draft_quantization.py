@@ -18,25 +18,13 @@ from vllm.platforms import current_platform
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
-from tests.checkpoints.quantized import quantize
+from tests.checkpoints.quantized import compressed_tensors, quantize
 from vllm.v1.worker.gpu.spec_decode.unified.drafters import draft_model
 
 from .bad_row import config
 from .specs import engine_config
 
-INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
-QUANTIZED = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": INT8 | {"strategy": "channel", "dynamic": False},
-            "input_activations": INT8 | {"strategy": "token", "dynamic": True},
-        }
-    },
-    "ignore": ["lm_head"],
-}
+QUANTIZED = compressed_tensors("int-quantized", type="int") | {"ignore": ["lm_head"]}
 
 
 @pytest.fixture

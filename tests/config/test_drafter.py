@@ -13,7 +13,7 @@ import pytest
 
 from vllm.config import SpeculativeConfig, replace
 from vllm.config.drafter import DrafterConfig, files
-from vllm.config.drafter.files import read_checkpoint, read_files
+from vllm.config.drafter.files import read_files
 from vllm.config.drafter.resolve import (
     find_unsupported,
     log_who_drafts,
@@ -39,21 +39,6 @@ TRAINED_FOR_8 = LLAMA | {
 def runner(monkeypatch) -> None:
     """Runner V2, as on a GPU."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-
-
-# Reading checkpoints.
-
-
-def test_read_checkpoint():
-    def never() -> list[str]:
-        raise AssertionError("a header was read for nothing")
-
-    config = {"pard_token": 0, "ptd_token_id": 3, "speculators_config": [1]}
-    found = read_checkpoint(config, never, (), is_unclear=True)
-    assert found.is_parallel and found.num_speculative_tokens is None
-    assert pickle.loads(pickle.dumps(found)) == found
-    # A masked language model has a mask token too; it is no parallel drafter.
-    assert not read_checkpoint({"mask_token_id": 103}).is_parallel
 
 
 # Settings that are filled in.
@@ -200,14 +185,6 @@ def test_drafter_is_frozen_and_set_once(models: Path):
     assert pickle.loads(pickle.dumps(spec)).drafter == spec.drafter
 
 
-def test_other_methods_are_unchanged(models: Path):
-    spec = {"method": "ngram", "num_speculative_tokens": 2}
-    spec = engine_config(models / "target", spec).speculative_config
-    assert spec.parallel_drafting is False
-    assert spec.max_num_new_slots_for_drafting == 0
-    assert spec.drafter.why_not_unified == "method ngram"
-
-
 @pytest.mark.parametrize(
     "name, settings, wanted",
     [
@@ -233,24 +210,6 @@ def test_bundled_drafters(models: Path, name: str, settings: dict, wanted: dict)
     assert repr(spec) == (
         f"SpeculativeConfig(method={spec.method!r}, {model=}, num_spec_tokens=7{nodes})"
     )
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    """What resolving logs; vLLM's logger is reconfigured meanwhile."""
-    logger = logging.getLogger("drafters")
-    for module in ("resolve", "target"):
-        monkeypatch.setattr(f"vllm.config.drafter.{module}.logger", logger)
-    with caplog.at_level("INFO"):
-        yield caplog
-
-
-def test_what_was_found_is_logged(models: Path, log):
-    configured(models, "pard", draft_window=512)
-    assert "fed by tokens alone, within a window of 512." in log.text
-    # A plain language model has no family and no mask token to log.
-    configured(models, "draft")
-    assert "draft: method draft_model, 7 tokens a step, 1 a pass, fed " in log.text
 
 
 # Which speculator drafts.

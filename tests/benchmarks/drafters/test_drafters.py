@@ -2,6 +2,7 @@
 """`vllm bench drafters` end to end, on the bundled models."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,9 +57,15 @@ def test_bundled_models(engine_env, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_lossy_acceptance_is_detected(engine_env, models, plugin):
+def test_lossy_acceptance_is_detected(engine_env, models, tmp_path: Path):
     """With engines that have a wrong acceptance rule."""
-    env = plugin(engine_env, LOSSY)
+    (tmp_path / "planted.py").write_text(LOSSY)
+    (package := tmp_path / "planted-1.0.dist-info").mkdir()
+    (package / "METADATA").write_text("Name: planted\nVersion: 1.0\n")
+    entry = "[vllm.general_plugins]\nplanted = planted:plant\n"
+    (package / "entry_points.txt").write_text(entry)
+    paths = str(tmp_path), engine_env.get("PYTHONPATH", "")
+    env = engine_env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     memory = ["--gpu-memory-utilization=0.2", "--kv-cache-memory-bytes=268435456"]
     small = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", *memory]
     model = [f"--model={models}/target", "--drafter", f"{models}/pard"]

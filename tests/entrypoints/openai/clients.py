@@ -4,7 +4,6 @@
 import asyncio
 import random
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -91,56 +90,36 @@ class Asks:
 
     def text_of(self, answer: Answer) -> str:
         """The text of a whole answer, up to EOS."""
-        body = {"max_tokens": len(answer.tokens), "stop": None}
-        body["extra_body"] = {"ignore_eos": False}
-        return self._expected(body, answer.tokens)[1]
+        return self._expected({"ignore_eos": False}, answer.tokens)[1]
 
     def draw(self) -> Ask:
         draw = self.random
         answer = draw.choice(self.answers)
         leave = 10 ** draw.uniform(-2, 0.5) if draw.random() < self.leaving else None
         more: dict[str, Any] = {"ignore_eos": draw.random() < 0.5}
-        if draw.random() < 0.2:
+        if draw.random() < 0.4:
             more["stop_token_ids"] = [draw.choice(answer.tokens)]
+        most = draw.randint(1, len(answer.tokens))
         body = {
             "prompt": answer.prompt,
-            "max_tokens": draw.randint(1, len(answer.tokens)),
+            "max_tokens": most,
             "stream": draw.random() < 0.6,
-            "stop": self._stop(answer.tokens) if draw.random() < 0.3 else None,
             "extra_body": {"return_token_ids": True} | more | answer.sampling,
         }
-        return Ask(body, *self._expected(body, answer.tokens), answer.gaps, leave)
+        expected = self._expected(more, answer.tokens[:most])
+        return Ask(body, *expected, answer.gaps, leave)
 
-    def _stop(self, tokens: list[int]) -> str | None:
-        """A random substring of the answer, regardless of token boundaries."""
-        text = self._text(tokens)
-        if not text.isascii() or len(text) < 4:
-            return None  # bytes of a character may be split across tokens
-        begin = self.random.randrange(len(text) - 3)
-        return text[begin : begin + self.random.randint(1, 8)]
-
-    def _expected(
-        self, body: dict[str, Any], tokens: list[int]
-    ) -> tuple[list[int], str]:
-        """Token ids and text of the complete answer."""
-        tokens, more, stop = (
-            tokens[: body["max_tokens"]],
-            body["extra_body"],
-            body["stop"],
-        )
-        ends = {*more.get("stop_token_ids", ())}
-        if not more["ignore_eos"]:
-            ends.add(self.tokenizer.eos_token_id)
-        is_end = [token in ends for token in tokens]
-        if any(is_end):  # the text of an end token is not returned
+    def _expected(self, ends: dict, tokens: list[int]) -> tuple[list[int], str]:
+        """Token ids and text of the complete answer, up to the first end token."""
+        stops = {*ends.get("stop_token_ids", ())}
+        if not ends["ignore_eos"]:
+            stops.add(self.tokenizer.eos_token_id)
+        is_end = [token in stops for token in tokens]
+        if any(is_end):
             tokens = tokens[: is_end.index(True) + 1]
-        text = self._text(tokens[:-1] if any(is_end) else tokens)
-        if not stop or stop not in text:
-            return tokens, text
-        count = bisect_left(
-            range(len(tokens)), True, key=lambda n: stop in self._text(tokens[:n])
-        )
-        return tokens[:count], text[: text.index(stop)]
+        # The text of an end token is not returned.
+        told = tokens[:-1] if any(is_end) else tokens
+        return tokens, self.tokenizer.decode(told, skip_special_tokens=True)
 
 
 class Traffic:

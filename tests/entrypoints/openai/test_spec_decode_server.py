@@ -93,7 +93,7 @@ def counted(server: Server, name: str) -> float:
 
 
 def check_documented_metrics_are_exported(server):
-    """Except those of trees, which `tests/v1/e2e/test_draft_trees.py` tests, and of
+    """Except those of trees, see `tests/v1/e2e/test_unified_speculator.py`, and of
     draft lengths that the engine chooses."""
     exported = {sample.name for sample in server.samples()}
     for file in ("docs/observability.md", DASHBOARD):

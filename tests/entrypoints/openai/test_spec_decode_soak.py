@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm serve` with a drafter and many clients: is every answer the target's own?
 
-Clients request random lengths, streamed and not, with stop strings, penalties and
+Clients request random lengths, streamed and not, with stop tokens, penalties and
 seeds, and some disconnect early. The KV cache is so small that requests are preempted
 all the time. Traffic comes in rounds; every other round ends with all clients
 disconnecting at once. After each round the server must be idle with every KV cache

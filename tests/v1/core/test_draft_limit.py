@@ -12,7 +12,7 @@ CONTEXT, MAX_MODEL_LEN, K = 32, 64, 3
 WITHIN, NEXT_TO, PAST = CONTEXT - 9, CONTEXT - 1, CONTEXT
 
 
-def kept(requests: list[tuple[int, int]], context: int | None = CONTEXT) -> list[int]:
+def kept(requests: list[tuple[int, int]]) -> list[int]:
     """Drafts that requests keep, of known tokens and drafts of each; half of the known
     tokens are placeholders."""
     running = [
@@ -23,12 +23,12 @@ def kept(requests: list[tuple[int, int]], context: int | None = CONTEXT) -> list
         )
         for known, drafts in requests
     ]
-    drafter = DrafterConfig("draft_model", K, context=context)
+    drafter = DrafterConfig("draft_model", K, context=CONTEXT)
     spec = SimpleNamespace(method="draft_model", drafter=drafter)
-    # Diffusion models have no drafter, and schedule their canvas as drafts.
-    config = SimpleNamespace(speculative_config=spec if context != 0 else None)
-    longest = {"max_model_len": MAX_MODEL_LEN}
-    scheduler = SimpleNamespace(vllm_config=config, running=running, **longest)
+    config = SimpleNamespace(speculative_config=spec)
+    scheduler = SimpleNamespace(
+        vllm_config=config, running=running, max_model_len=MAX_MODEL_LEN
+    )
     cut_drafts_past_limit(scheduler)
     return [len(request.spec_token_ids) for request in running]
 
@@ -47,8 +47,3 @@ def test_drafts_are_dropped_once_all_requests_are_past_context(tokens, is_kept):
     assert kept([(known, K) for known in tokens]) == [K * is_kept] * 2
     # One in chunked prefill has no drafts.
     assert kept([(WITHIN, 0), (PAST, K)]) == [0, 0]
-
-
-@pytest.mark.parametrize("context", [0, None, MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
-def test_drafters_with_the_context_of_the_target_keep_all_drafts(context: int | None):
-    assert kept([(MAX_MODEL_LEN - 1, K)], context) == [K]

@@ -25,7 +25,6 @@ def step(
     ranks=None,
     invalid: int = 0,
     verify_budget: int | None = None,
-    seconds: tuple[float, float] | None = None,
 ):
     """Outputs of a step of the only request.
 
@@ -38,8 +37,7 @@ def step(
     scheduled.num_invalid_spec_tokens = {"a": invalid}
     scheduled.verify_budget = verify_budget
     nodes = ranks and np.array([[[*range(K + 1)]], [ranks]])
-    of_step = {"accepted_nodes": nodes, "step_seconds": seconds}
-    output = ModelRunnerOutput(["a"], {"a": 0}, [sampled], **of_step)
+    output = ModelRunnerOutput(["a"], {"a": 0}, [sampled], accepted_nodes=nodes)
     return scheduler.update_from_output(scheduled, output)[0]
 
 
@@ -179,19 +177,10 @@ def test_drafts_that_nobody_can_use_are_not_made(make_scheduler, max_tokens, dra
     scheduled = scheduler.schedule()
     assert scheduled.skip_drafts == (not drafts)
     assert scheduled.num_spec_tokens_to_schedule == drafts
-    output = ModelRunnerOutput(["a"], {"a": 0}, [[5]])
-    stats = scheduler.update_from_output(scheduled, output)[0].scheduler_stats
-    assert stats.step_drafting.draft_length == drafts
-
-
-# Stats of a step have its draft length, whether or not drafts were verified.
-
-
-def test_step_without_verified_drafts(make_scheduler):
-    """`spec_decoding_stats` stays None if no drafts were verified."""
     seconds = (0.2, 0.1)
-    stats = step(make_scheduler(), [7], seconds=seconds).scheduler_stats
-    assert stats.step_drafting == StepDrafting("draft_model", "pard", K, seconds)
+    output = ModelRunnerOutput(["a"], {"a": 0}, [[5]], step_seconds=seconds)
+    stats = scheduler.update_from_output(scheduled, output)[0].scheduler_stats
+    assert stats.step_drafting == StepDrafting("draft_model", "pard", drafts, seconds)
     assert stats.spec_decoding_stats is None
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random drafters for a target with M-RoPE, with images in the prompt or text only.
 
-`test_targets.py` has more such targets, with drafters whose drafts are right: PARD and
-PARD-2 among them, which process images as the draft model here does.
+`test_targets.py` has more such targets, with drafters whose drafts are right: draft
+models among them, which process images as placeholder tokens at plain positions.
 """
 
 from functools import partial
@@ -17,7 +17,6 @@ from transformers import AutoModelForImageTextToText, BatchFeature
 
 from tests.checkpoints.tensors import (
     head,
-    language_model,
     random,
     shapes_of,
     write_checkpoint,
@@ -35,7 +34,6 @@ from .image_targets import (
 from .oracle import (
     EagleOracle,
     HeadOracle,
-    ModelOracle,
     assert_output_matches,
     compare_drafts,
 )
@@ -94,13 +92,11 @@ def save_eagle(folder: Path, kind: str) -> Path:
 def save_drafter(mode: str, folder: Path) -> Path:
     if mode.startswith("eagle-"):
         return save_eagle(folder, mode.removeprefix("eagle-"))
-    if mode in ("eagle3", "peagle"):
-        tensors, config = head(EAGLE3, len(HEAD_TAPS)), EAGLE3
-        if mode == "peagle":
-            config = config | {"mask_token_id": MASK, "num_speculative_tokens": 7}
-            tensors["mask_hidden"] = random("mask_hidden", 1, SIZE)
-        return write_checkpoint(folder, config, tensors)
-    return write_checkpoint(folder, MODEL, language_model(MODEL))
+    tensors, config = head(EAGLE3, len(HEAD_TAPS)), EAGLE3
+    if mode == "peagle":
+        config = config | {"mask_token_id": MASK, "num_speculative_tokens": 7}
+        tensors["mask_hidden"] = random("mask_hidden", 1, SIZE)
+    return write_checkpoint(folder, config, tensors)
 
 
 class Seen:
@@ -172,7 +168,6 @@ class SeeingEagleOracle(EagleOracle):
 
 # Drafts per pass, method, and oracle.
 MODES: dict[str, tuple[int, str, Any]] = {
-    "draft": (1, "draft_model", ModelOracle),
     "eagle3": (1, "eagle3", partial(MRopeHeadOracle, layers=HEAD_TAPS)),
     "peagle": (7, "eagle3", partial(MRopeHeadOracle, layers=HEAD_TAPS)),
     "eagle-Llama": (1, "eagle", EagleOracle),
@@ -220,8 +215,7 @@ def request(number: int, is_whole: bool) -> Request:
 
 @pytest.mark.parametrize("mode", only_fast(MODES, "eagle3", "eagle-Llama"))
 def test_drafts_and_output(mode: str, vllm_runner, folder: Path, target, tmp_path):
-    """Drafts equal those of plain PyTorch: EAGLE-3 heads have M-RoPE positions, draft
-    models process images as placeholder tokens at plain positions."""
+    """Drafts equal those of plain PyTorch: EAGLE-3 heads have M-RoPE positions."""
     width, method, oracle = MODES[mode]
     drafter = save_drafter(mode, tmp_path / mode)
     spec = {"model": str(drafter), "method": method, "num_speculative_tokens": 7}

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints.quantized import quantize
 from tests.checkpoints.tensors import Tensors
 
+from .oracle import read_config
 from .runner import Request, Served
 from .test_unified_speculator import MODES, PARALLEL, only_fast, oracle_of, speculative
 from .watches import Drafts
@@ -57,9 +58,9 @@ def in_two_formats(folder: Path, name: str) -> Tensors:
     paths = {path.removesuffix(".weight") for path in load_file(folder / WEIGHTS)}
     layers = {layer for layer in paths if layer.endswith(named)}
     int8 = quantize(folder, name, tuple(paths - layers))
-    group = read(folder)["quantization_config"]["config_groups"]["group_0"]
+    group = read_config(folder)["quantization_config"]["config_groups"]["group_0"]
     group |= {"targets": sorted(layers), "format": "int-quantized"}
-    made, config = quantize(folder, "fp8 W8A8", named), read(folder)
+    made, config = quantize(folder, "fp8 W8A8", named), read_config(folder)
     mixed = config["quantization_config"]
     fp8 = mixed["config_groups"]["group_0"] | {"format": "float-quantized"}
     fp8["targets"] = [r"re:.*(o_proj|up_proj|fc)$", r"re:.*layers\.[1-9].*"]
@@ -67,10 +68,6 @@ def in_two_formats(folder: Path, name: str) -> Tensors:
     mixed |= {"ignore": ["lm_head"], "format": "mixed-precision"}
     (folder / CONFIG).write_text(json.dumps(config))
     return made | {f"{layer}.weight": int8[f"{layer}.weight"] for layer in layers}
-
-
-def read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / CONFIG).read_text())
 
 
 PAIRS = [(name, "by_name", whole_but(PROJECTIONS)) for name in FORMATS]

@@ -20,7 +20,7 @@ from .oracle import assert_output_matches, load_model
 from .runner import BOUND, NUM_DEVICES, Request, Served
 from .target_models import SAVE, prompt, save_target
 from .test_unified_speculator import MODES
-from .watches import DummyBatches
+from .watches import Calls
 
 ENGINE = {"max_model_len": 512, "max_num_seqs": 4, "skip_tokenizer_init": True}
 pytestmark = [
@@ -87,8 +87,8 @@ def test_data_parallel(vllm_runner, on_cpu, tmp_path, mode: str, schedule):
         place = {"RANK": rank, "RANK_LOCAL": rank, "SIZE": 2, "MASTER_PORT": port}
         env = {f"VLLM_DP_{name}": str(value) for name, value in place.items()}
         llm = start(env=env | {"VLLM_DP_MASTER_IP": "127.0.0.1"})
-        llm.watch(DummyBatches)
-        return llm.generate(part), llm.found(DummyBatches)
+        llm.watch(Calls, "core", "execute_dummy_batch")
+        return llm.generate(part), llm.found(Calls)
 
     parts = requests[1:], requests[:1]
     with ThreadPoolExecutor() as threads:

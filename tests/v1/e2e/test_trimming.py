@@ -10,7 +10,7 @@ from .oracle import assert_output_matches
 from .recorded import Replays
 from .runner import Request
 from .test_unified_speculator import SAMPLING, only_fast
-from .watches import TrimmedSteps
+from .watches import Calls
 
 ENGINE = {
     "max_num_seqs": 8,
@@ -48,9 +48,9 @@ def test_alternating_trees_and_trimmed_chains(
         **ENGINE,
     ) as llm:
         llm.call(draft_by_turns, [7, 7, 7, *TREES[mode], 7, 2])
-        llm.watch(TrimmedSteps)
+        llm.watch(Calls, "scheduler", "schedule", "verify_budget")
         served = llm.generate(requests)
-        assert llm.found(TrimmedSteps) > 0 and llm.found(Replays)["first"] > 0
+        assert llm.found(Calls) > 0 and llm.found(Replays)["first"] > 0
     assert_output_matches(target, requests, served)
     text = requests[5].prompt + served.tokens[5]
     with torch.inference_mode():

@@ -80,26 +80,18 @@ class Drafts:
         return taken
 
 
-class TrimmedSteps:
-    """Counts steps that verify only a part of their drafts."""
+class Calls:
+    """Counts calls of a method of one of the engine's parts; with `sets`, those whose
+    result has a value there."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.found = 0
-        around(engine.scheduler, "schedule", after=self._note)
+    def __init__(
+        self, engine: Engine, part: str, method: str, sets: str | None = None
+    ) -> None:
+        self.found, self.sets = 0, sets
+        around(getattr(engine, part), method, after=self._count)
 
-    def _note(self, _: Given, output: Any) -> None:
-        self.found += output.verify_budget is not None
-
-
-class DummyBatches:
-    """Counts dummy batches that the engine itself runs, as an idle rank."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.found = 0
-        around(engine.core, "execute_dummy_batch", before=self._count)
-
-    def _count(self, given: Given) -> None:
-        self.found += 1
+    def _count(self, _: Given, result: Any) -> None:
+        self.found += self.sets is None or getattr(result, self.sets) is not None
 
 
 class Kept(NamedTuple):

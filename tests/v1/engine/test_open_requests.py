@@ -15,20 +15,16 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 POOLING = PoolingParams(task="embed")
 
 
+def engine_request(name: str, **fields) -> EngineCoreRequest:
+    nothing = ("mm_features", "lora_request", "cache_salt", "data_parallel_rank")
+    nothing += ("sampling_params", "pooling_params")
+    usual = dict.fromkeys(nothing) | {"prompt_token_ids": [1, 2], "arrival_time": 0.0}
+    return EngineCoreRequest(name, external_req_id=name, **usual | fields)
+
+
 def add_request(processor: OutputProcessor, name: str, **params):
-    request = EngineCoreRequest(
-        request_id=name,
-        external_req_id=name,
-        prompt_token_ids=[1, 2],
-        mm_features=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-        **{"sampling_params": None, "pooling_params": None} | params,
-    )
     queue = RequestOutputCollector(RequestOutputKind.DELTA, name)
-    processor.add_request(request, "prompt", queue=queue)
+    processor.add_request(engine_request(name, **params), "prompt", queue=queue)
     return queue
 
 

@@ -10,7 +10,6 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.request_limits import check_sampling_limits
@@ -22,6 +21,8 @@ from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu.states import RequestState
+
+from .test_open_requests import engine_request
 
 LONGEST = 64
 
@@ -124,19 +125,7 @@ def add_parts(*parts: dict, resumable: bool = True) -> None:
     processor = OutputProcessor(tokenizer=None, log_stats=False)
     for given in parts:
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, **given)
-        request = EngineCoreRequest(
-            request_id="a",
-            external_req_id="a",
-            prompt_token_ids=[1],
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-            resumable=resumable,
-        )
+        request = engine_request("a", sampling_params=params, resumable=resumable)
         processor.add_request(request, None)
 
 

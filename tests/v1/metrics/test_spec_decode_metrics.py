@@ -57,15 +57,6 @@ def step_with_trees(
     )
 
 
-def test_small_trees_of_several_passes_count_as_deep_as_they_are():
-    """ "auto" drafts a tree of 11 nodes in three passes, whatever K is."""
-    spec = SimpleNamespace(num_speculative_tokens_per_batch_size="auto")
-    spec.drafter, verified = DrafterConfig("eagle3", 7), SpecDecodingStats.new(27)
-    verified.observe_draft(11, 2)
-    observe_tree(verified, 11, AcceptedNodes([1, 4], [0, 1], 7), spec)
-    assert verified.num_draft_tokens_per_pos == [1] * 3 + [0] * 24
-
-
 TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))
 
 
@@ -238,24 +229,20 @@ def test_counters():
 
 
 def test_counters_of_trees():
-    prom = Prom(replace(PARD, num_nodes=N))
-    for _ in range(2):
-        prom.observe(TREES)
-    by_rank = prom.values("num_accepted_tree_nodes")
-    by_depth = prom.values("num_accepted_tokens_per_pos")
-    assert prom.values("num_tree_nodes") == [2 * 3 * N]
-    assert by_rank == [4, 2, 2, 0, 0, 0, 0, 0]
-    assert (by_depth[:K], sum(by_depth)) == ([4, 2, 2], sum(by_rank))
-    assert prom.values("num_draft_tokens_per_pos") == [6, 6, 6] + [0] * (N - K)
-
-
-def test_chain_instead_of_tree_counts_no_nodes():
+    """A chain in the place of a tree counts no nodes."""
     prom = Prom(replace(PARD, num_nodes=N))
     prom.observe(step_with_trees(([1, 2], [0, 0]), nodes=K))
     assert prom.values("num_draft_tokens") == [K]
     assert prom.values("num_draft_tokens_per_pos") == [1] * K + [0] * (N - K)
-    assert prom.values("num_tree_nodes") == [0]
     assert not any(prom.values("num_accepted_tree_nodes"))
+    for _ in range(2):
+        prom.observe(TREES)
+    assert prom.values("num_tree_nodes") == [2 * 3 * N]
+    assert prom.values("num_accepted_tree_nodes") == [4, 2, 2, 0, 0, 0, 0, 0]
+    accepted, drafted = [1 + 4, 1 + 2, 2], [7, 7, 7]
+    behind = [0] * (N - K)
+    assert prom.values("num_accepted_tokens_per_pos") == accepted + behind
+    assert prom.values("num_draft_tokens_per_pos") == drafted + behind
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,6 @@ def test_top_p(logits: torch.Tensor, p: float):
     assert found.isfinite().any(dim=1).all()
 
 
-@pytest.mark.parametrize("p", [0.5, 0.95])
-@pytest.mark.parametrize("k", [1, 20, MOST - 1])
-def test_top_k_and_top_p(logits: torch.Tensor, k: int, p: float):
-    k_of_rows = torch.full((N,), k, dtype=torch.int32)
-    check(logits, k_of_rows, torch.full((N,), p), 0)
-
-
 def test_long_top_k_is_sorted(logits: torch.Tensor):
     """Top-p is of the probability that top-k keeps, even if fewer tokens have it."""
     check(logits, torch.full((N,), MOST + 1), torch.full((N,), 0.9), N)

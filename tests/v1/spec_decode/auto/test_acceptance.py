@@ -19,16 +19,6 @@ def chain(drafted: int, accepted: int, unverified=()) -> Verified:
     return Verified(drafted, range(1, accepted + 1), accepted, unverified)
 
 
-def test_estimate_is_conditional_on_earlier_positions():
-    estimate = PlanAcceptance(4)
-    for _ in range(300):
-        for counts in ((4, 4), (4, 1), (4, 0), (2, 2)):
-            estimate.observe(chain(*counts))
-    estimate.end_steps()
-    # First: 3 of 4. Second: 2 of the 3 that reach it. Third: the only one drafted.
-    assert estimate.rates() == pytest.approx([3 / 4, 2 / 3, 1, 1], abs=0.02)
-
-
 @pytest.mark.parametrize("has_cut_trees", [False, True])
 def test_tree_gives_acceptance_of_chains_and_smaller_trees(has_cut_trees):
     """Node 5 is not the best one of its depth, so the chain ends before it.
@@ -129,13 +119,6 @@ def test_batch_gets_mean_of_its_requests():
         assert expected[K] == pytest.approx(1 + accepted, abs=0.1)
     # Only greedy requests have their first draft accepted.
     assert found.rates(MIXED) == pytest.approx([0.5, 1, 1], abs=0.05)
-
-
-def test_unseen_kind_uses_prior():
-    found, new = known(), Acceptance(K, trees={7: K})
-    warm = (0.0, 1.0, 0.0)
-    assert found.expected_tokens(warm) == new.expected_tokens(warm)
-    assert new.expected_tokens(warm) == new.expected_tokens()
 
 
 def test_acceptance_of_absent_kinds_does_not_fade():

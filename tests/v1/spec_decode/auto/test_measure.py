@@ -84,20 +84,6 @@ class FakeExecutor:
             return [0.5 * seconds(*args), self.load * seconds(*args)]
 
 
-def test_slowest_worker_counts():
-    executor = FakeExecutor()
-    measure_steps(executor)
-    spec = executor.vllm_config.speculative_config
-    passes = spec.step_times.passes
-    assert sorted(passes[CONTEXT]) == [1, 2, 4, 8]
-    for n, row in passes[CONTEXT].items():
-        assert row == {k: seconds(n, k, CONTEXT) for k in candidate_lengths(3)}
-    parts = (0.5, 1.0, 2.0, 3.0)
-    expected = {part: seconds(8, 3, CONTEXT, part) for part in parts}
-    assert spec.step_times.trimmed == {8: expected}
-    assert executor.num_resets == 1
-
-
 @pytest.mark.parametrize(
     "first, later, kept_of", [(1.0, 1.2, 1.0), (1.2, 1.0, 1.2), (1.3, 1.0, 1.0)]
 )

@@ -72,12 +72,6 @@ def test_noise_does_not_make_long_contexts_faster():
     assert longer.seconds(1, 65536) == short[1]
 
 
-def test_one_time_serves_shorter_contexts_and_none_are_no_plans():
-    times = step_times({1: {0: 1.0}})
-    assert times.seconds(1, 0) == times.seconds(1, 10) == {0: 1.0}
-    assert StepTimes({}, K).seconds(1, 10) == {}
-
-
 MEASURED = {0: 1.0, 3: 2.0, 7: 4.0}
 
 

@@ -9,8 +9,6 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import (
-    HiddenRows,
-    PreviousDrafts,
     VerifiedBatch,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
@@ -28,22 +26,11 @@ def int64(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device=DEVICE)
 
 
-def prepare_inputs(
-    source: VerifiedBatch | PreviousDrafts,
-    plan: DraftPlan,
-    draft_pass: int,
-    num_tokens: int,
-    buffers: DraftInputs,
-    block_tables: BlockTables,
-    limits: DraftLimits,
-    hidden: HiddenRows | None = None,
-) -> None:
-    """`DraftInputs.prepare` with the arguments of its reference."""
+def told(buffers: DraftInputs, tables: BlockTables, limits: DraftLimits) -> DraftInputs:
+    """Buffers that know what an engine tells them before its first step."""
     buffers.limits = limits
-    tables = SimpleNamespace(target=block_tables, update_for_pass=lambda *_: None)
-    buffers.tables = tables
-    buffers.prepare(source, plan, draft_pass, num_tokens, hidden)
-    del buffers.limits, buffers.tables
+    buffers.tables = SimpleNamespace(target=tables, update_for_pass=lambda *_: None)
+    return buffers
 
 
 def plan_of(layout: DraftLayout, num_drafts: int | None = None) -> DraftPlan:

@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import (
     PreviousDrafts,
     VerifiedBatch,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, DraftPlan
 
 # One request's slots: their tokens (None for a mask), the first one's position, their
@@ -20,18 +20,17 @@ _Slots = tuple[list[int | None], int, int, int]
 
 
 def prepare_inputs_reference(
+    buffers: DraftInputs,
     source: VerifiedBatch | PreviousDrafts,
     plan: DraftPlan,
     draft_pass: int,
     num_tokens: int,
-    buffers: DraftInputs,
-    block_tables: BlockTables,
-    limits: DraftLimits,
-    hidden: HiddenRows | None = None,
+    hidden: HiddenRows | None,
 ) -> None:
     """See `DraftInputs.prepare`."""
+    block_tables = buffers.tables.target
     layout, num_samples = plan.layout, max(plan.num_samples(draft_pass), 1)
-    mask_token_id, vocab_size, limit = limits
+    mask_token_id, vocab_size, limit = buffers.limits
     is_first, out = draft_pass == 0, buffers.batch
     states = (source if is_first else out).idx_mapping.tolist()
     origins = out.first_positions.tolist()

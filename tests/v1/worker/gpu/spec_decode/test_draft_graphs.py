@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which draft batches are captured as CUDA graphs, and which graph serves a batch."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.length import covering_lookup
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     FREE_ROWS,
@@ -24,44 +26,70 @@ from vllm.v1.worker.gpu.spec_decode.unified.layout import (
 )
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
-SHARED = AttentionCGSupport.ALWAYS  # of first passes, with "auto"
+LONGEST, LARGEST = 7, 512
+# Of attention: one graph serves chains of all lengths, or each has its own.
+SHARED, UNIFORM = AttentionCGSupport.ALWAYS, AttentionCGSupport.UNIFORM_BATCH
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
 
 
-def config(
-    max_num_seqs: int = 8, enforce_eager: bool | None = None, trims: bool = False
-):
-    compilation = SimpleNamespace(
-        cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1]
+def capture_sizes(max_num_seqs: int, query_lens: list[int]) -> list[int]:
+    """Capture sizes as in vLLM: multiples of 8 and 16 rows, and each number of requests
+    times each query length."""
+    rows = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST + 1, 16)]
+    counts = [n for n in rows if n <= max_num_seqs] + [max_num_seqs]
+    each = [n * q for n in counts for q in query_lens if n * q <= LARGEST]
+    return sorted({*rows, *each})
+
+
+def engine_config(
+    max_num_seqs: int = 8,
+    schedule=None,
+    trims: bool = False,
+    num_nodes: int | None = None,
+    sizes: list[int] | None = None,
+    enforce_eager: bool | None = None,
+) -> SimpleNamespace:
+    """Of an engine that drafts up to `LONGEST` deep.
+
+    Args:
+        schedule: of draft lengths.
+        num_nodes: of its largest trees.
+        sizes: capture sizes; by default vLLM's for the schedule.
+    """
+    lengths, most = [LONGEST], num_nodes or LONGEST
+    if schedule == "auto":
+        lengths = covering_lookup(max_num_seqs, most, schedule)[1:]
+    sizes = sizes or capture_sizes(max_num_seqs, [k + 1 for k in lengths])
+    drafter = DrafterConfig(
+        "draft_model", LONGEST, num_nodes=num_nodes, is_unified=True
     )
     return SimpleNamespace(
-        compilation_config=compilation,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
-        speculative_config=SimpleNamespace(
-            enforce_eager=enforce_eager,
-            num_speculative_tokens_per_batch_size=None,
-            enable_adaptive_verification=trims,
-            drafter=DrafterConfig("draft_model", 3, is_unified=True),
+        compilation_config=SimpleNamespace(
+            cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=sizes[-1]
         ),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens_per_batch_size=schedule,
+            num_speculative_tokens=most,
+            enforce_eager=enforce_eager,
+            drafter=drafter,
+            enable_adaptive_verification=trims,
+            uses_dynamic_speculative_decoding=lambda: schedule is not None,
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        model_config=SimpleNamespace(is_encoder_decoder=False),
+        cache_config=SimpleNamespace(use_kda_recoverssm=False),
+        lora_config=None,
+        parallel_config=SimpleNamespace(
+            data_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            use_ubatching=False,
+        ),
+        num_speculative_tokens=most,
     )
 
 
-def auto_config(num_drafts: int):
-    """Of an engine that chooses up to `num_drafts`, for 256 requests."""
-    made = config(256)
-    made.speculative_config.num_speculative_tokens_per_batch_size = "auto"
-    made.speculative_config.num_speculative_tokens = num_drafts
-    made.compilation_config.cudagraph_capture_sizes = [*SIZES, *range(80, 513, 16)]
-    made.compilation_config.max_cudagraph_capture_size = 512
-    made.lora_config = None
-    made.model_config = SimpleNamespace(is_encoder_decoder=False)
-    made.parallel_config = SimpleNamespace(
-        data_parallel_size=1,
-        decode_context_parallel_size=1,
-        prefill_context_parallel_size=1,
-        use_ubatching=False,
-    )
-    return made
+config = partial(engine_config, sizes=SIZES)
 
 
 def plans_of(width: int, shift: int, lengths: list[int]) -> dict[int, DraftPlan]:
@@ -105,6 +133,7 @@ def test_every_decode_batch_has_graphs(width: int, shift: int):
             assert (later.first_pass, later.end_pass) == (1, layout.num_passes)
     assert found.find_full(9, 8 + layout.num_extra_slots, 7, 0) is None
     assert found.find_full(1, 5, 7, 0) is None
+    assert found.find_ragged(8, 20 + 8 * width, 7) is None  # nothing is trimmed
     assert found.find_piecewise(17).num_tokens == 24
     assert found.find_piecewise(65) is None
 
@@ -116,18 +145,6 @@ def test_largest_batches_are_captured_first():
         tokens = [desc.num_tokens for desc in found._capture_descs[mode]]
         assert tokens == sorted(tokens, reverse=True)
     assert found.find_full(1, 4, 3, 0) is found.find_piecewise(1) is None
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_autoregressive_lengths_may_change_between_steps(shift: int):
-    """A step that verifies k drafts may ask for any other number of them."""
-    lengths = [0, 1, 3, 7]
-    plans = plans_of(1, shift, lengths)
-    found = graphs(record(plans))
-    for before in lengths:
-        for after in (1, 3, 7):
-            slots = before + 1 + plans[after].layout.num_extra_slots
-            assert found.find_full(2, slots, plans[after].recorded_as, 0) is not None
 
 
 def test_autoregressive_lengths_share_later_passes():
@@ -194,24 +211,6 @@ def test_graphs_follow_support_of_attention(support, recorded: set, caplog_vllm)
 # First passes of trimmed batches.
 
 
-@pytest.mark.parametrize("lengths", [[7], [0, 3, 7]])
-@pytest.mark.parametrize("width", [1, 3, 7])
-def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
-    """Whatever the number of drafts."""
-    plans = plans_of(width, 0, lengths)
-    found = graphs(record(plans, config(16, trims=True)))
-    for num_drafts, plan in plans.items():
-        extra = plan.layout.num_extra_slots
-        for num_tokens in range(9 + 8 * extra, (64 + 8 * extra) if num_drafts else 0):
-            graph = found.find_ragged(8, num_tokens, plan.recorded_as)
-            assert (graph.num_reqs, graph.max_query_len) == (8, 8 + extra)
-            assert graph.num_tokens == 64 + 8 * extra  # fewer would not be faster
-            assert (graph.first_pass, graph.end_pass) == (0, 1)
-    assert found.find_ragged(8, 60, 0) is None
-    assert found.find_ragged(17, 64, 7) is None  # too many requests
-    assert graphs(record(plans)).find_ragged(8, 20 + 8 * width, 7) is None
-
-
 def test_trimmed_batches_that_draft_far_more_than_they_verify_have_no_graphs():
     """Memory is reserved for the rows of the largest batch."""
     plans = plans_of(15, 0, [1, 3, 7, 15])
@@ -231,7 +230,7 @@ def test_trees_have_no_graphs_of_trimmed_batches():
     assert ragged == {(3, 8 + 3), (7, 8 + 7)}
 
 
-@pytest.mark.parametrize("support", [SHARED, AttentionCGSupport.UNIFORM_BATCH])
+@pytest.mark.parametrize("support", [SHARED, UNIFORM])
 def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay(support):
     """Regression: with 0 among the lengths, first passes of trees had no limit."""
     depths = {0: 0, 3: 3, 7: 7, 11: 3, 15: 4, 27: 7}
@@ -240,7 +239,7 @@ def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay(support):
     later = {0: 7, 3: 7, 7: 7, 11: 27, 15: 27, 27: 27}
     assert {k: plan.recorded_as for k, plan in plans.items()} == first
     assert {k: plan.later_recorded_as for k, plan in plans.items()} == later
-    made = record(plans, auto_config(27), support=support)
+    made = record(plans, engine_config(256, "auto", num_nodes=27), support=support)
     batches = [b for b in made if b.num_drafts == 27]
     # Eight rows after a tree, one after a step without drafts, or any number up to
     # eight; one in later passes.
@@ -254,7 +253,7 @@ def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay(support):
 @pytest.mark.parametrize("shift", [0, 1])
 def test_first_pass_serves_all_numbers_of_verified_rows(shift: int):
     """With one token per pass; also if some requests have drafts and others none."""
-    found = graphs(record(plans_of(1, shift, [0, 1, 3, 7]), auto_config(7)))
+    found = graphs(record(plans_of(1, shift, [0, 1, 3, 7]), engine_config(256, "auto")))
     for n in (1, 9, 64, 200):
         for rows in range(n, min(8 * n, 512) + 1):
             extra = n * (1 - shift)

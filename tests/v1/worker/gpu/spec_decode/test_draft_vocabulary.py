@@ -16,7 +16,6 @@ from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import (
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
 from vllm.v1.worker.gpu.spec_decode.unified.sampler import (
     MappedVocabulary,
-    SpreadVocabulary,
 )
 
 from .test_drafters import engine_config
@@ -86,18 +85,6 @@ def test_pass_does_not_change_its_batch(mapping):
         addresses.add(fed["input_ids"].data_ptr())
     assert len(addresses) == 1
     assert torch.equal(buffers.batch.input_ids[:6], laid_out)
-
-
-def test_probabilities_of_common_tokens(mapping, logits):
-    own = mapping.constrain_draft_logits(logits).softmax(-1)
-    spread = SpreadVocabulary(mapping, MASK, mapping.device)
-    model = SimpleNamespace(compute_logits=torch.clone)
-    found = spread.logits(model, logits).softmax(-1)
-    assert found.shape == (ROWS, mapping.target_vocab_size)
-    common = mapping.draft_to_target_ids >= 0
-    wanted = torch.zeros_like(found)
-    wanted[:, mapping.draft_to_target_ids[common]] = own[:, common]
-    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -53,16 +53,6 @@ def described(kept: KeptStates) -> dict[tuple[int, str], tuple[float, int]]:
 NOTHING = {(0, "end"): (-5.0, -1)}
 
 
-def test_rejected_end_of_block_is_not_kept():
-    kept = fresh()
-    keep(kept, Step([(1, 3, 2)]))
-    assert described(kept) == NOTHING | {(1, "last"): (1.0, 1)}
-    # The request continues after the valid token, and fills the block.
-    keep(kept, Step([(2, 2, 0)]))
-    both = {(1, "last"): (2.0, 3), (1, "end"): (2.0, 3)}
-    assert described(kept) == NOTHING | both
-
-
 def test_preceding_state_is_available_while_preparing_inputs():
     """Also if the step fills the block of the preceding token."""
     kept, step = fresh(), Step([(2, 2, 0)])

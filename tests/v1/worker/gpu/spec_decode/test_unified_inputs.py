@@ -25,12 +25,11 @@ from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 from .batches import (
     DEVICE,
-    SAMPLED,
     block_tables,
     int32,
     int64,
     plan_of,
-    prepare_inputs,
+    told,
     verified_batch,
 )
 from .prepare_inputs_reference import prepare_inputs_reference
@@ -175,7 +174,7 @@ def make_buffers(case: Case) -> DraftInputs:
             buffers.batch = buffers.batch._replace(**{name: poisoned(tensor)})
         else:
             setattr(buffers, name, poisoned(tensor))
-    return buffers
+    return told(buffers, case.tables, case.limits)
 
 
 def poisoned(like: torch.Tensor) -> torch.Tensor:
@@ -230,16 +229,16 @@ def run_passes(prepare, case: Case) -> list[DraftInputs]:
             rows = layout.num_follow_slots * len(case.query_lens)
         plan = plan_of(layout, case.num_drafts)
         rows = min(rows + case.num_padding, most)
-        given = buffers, case.tables, case.limits, hidden
-        prepare(source, plan, draft_pass, rows, *given)
-        after.append(copy.deepcopy(buffers))
+        prepare(buffers, source, plan, draft_pass, rows, hidden)
+        shared = {id(buffers.tables): buffers.tables}
+        after.append(copy.deepcopy(buffers, shared))
     return after
 
 
 @settings(max_examples=EXAMPLES, **SLOW)
 @given(cases())
 def test_kernel_equals_reference(case: Case):
-    actual = run_passes(prepare_inputs, case)
+    actual = run_passes(DraftInputs.prepare, case)
     expected = run_passes(prepare_inputs_reference, case)
     for got, wanted in zip(actual, expected, strict=True):
         assert_same(got, wanted)
@@ -270,40 +269,6 @@ def assert_only_owned_slots_are_written(buffers: DraftInputs, case: Case) -> Non
 LIMITS = DraftLimits(MASK, 1 << 30, 64)
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("width", [1, 3, 7])
-def test_layout_of_a_decode_step(shift: int, width: int):
-    """The table in the layout's docstring, for one request."""
-    layout = DraftLayout(7, shift, width)
-    batch = verified_batch(
-        [8], [20], num_sampled=int32([3]), num_rejected=int32([5]),
-        temperature=torch.full((1,), 0.5, device=DEVICE), seeds=int64([7]),
-    )  # fmt: skip
-    rows = torch.arange(8.0, device=DEVICE)[:, None].repeat(1, 2)
-    hidden = HiddenRows((rows,), -torch.ones(2, device=DEVICE)) if shift else None
-    buffers = DraftInputs(layout, 8, 1, DEVICE, 2 if shift else None, torch.float32)
-    buffers.allocate_kv_groups(1)
-    tables, rows = block_tables([1, 2, 3, 4]), 8 + layout.num_extra_slots
-    prepare_inputs(batch, plan_of(layout), 0, rows, buffers, tables, LIMITS, hidden)
-    found = buffers.batch
-    tokens = [100, 101, 102, SAMPLED, *[MASK] * (width - 1)][shift:]
-    count = 8 + width - shift
-    live = len(tokens)
-    assert found.query_start_loc.tolist() == [0, count]
-    assert found.seq_lens.tolist() == [20 + count]
-    assert found.input_ids[:count].tolist() == tokens + [0] * (count - live)
-    positions = list(range(20, 20 + live))
-    assert found.positions[:count].tolist() == positions + [0] * (count - live)
-    slots = [16 + p for p in positions]
-    assert found.slot_mappings[0, :count].tolist() == slots + [-1] * (count - live)
-    assert found.sample_rows.tolist() == [live - width + i for i in range(width)]
-    assert (found.temperature.tolist(), found.seeds.tolist()) == ([0.5], [7])
-    # The first draft follows the next token, which is at position 23.
-    assert found.sample_positions.tolist() == [23 + i for i in range(width)]
-    if shift:
-        assert buffers.fed[:live, 0].tolist() == [0, 1, 2, *[-1] * (width - 1)]
-
-
 @pytest.mark.parametrize("width", [1, 3])
 def test_captured_batch_owns_no_blocks(width: int):
     """Dummy requests of a graph, with block counts left over from earlier steps."""
@@ -313,8 +278,9 @@ def test_captured_batch_owns_no_blocks(width: int):
     slots = layout.num_follow_slots
     buffers.lay_out_evenly(3, 3 * slots)
     buffers.batch.num_blocks.fill_(4)
-    source, tables = PreviousDrafts(int64([[1] * 7] * 3)), block_tables([9] * 4, 4)
-    prepare_inputs(source, plan_of(layout), 1, 3 * slots, buffers, tables, LIMITS)
+    source = PreviousDrafts(int64([[1] * 7] * 3))
+    told(buffers, block_tables([9] * 4, 4), LIMITS)
+    buffers.prepare(source, plan_of(layout), 1, 3 * slots, None)
     found = buffers.batch
     assert found.query_start_loc.tolist() == [0, slots, 2 * slots, *[3 * slots] * 2]
     assert bool((found.slot_mappings == PAD_SLOT_ID).all())
@@ -339,6 +305,7 @@ def test_all_lengths_run_the_same_compiled_kernel(
     own = HIDDEN if is_fed else None
     buffers = DraftInputs(widest, 64, size, DEVICE, own, torch.float32)
     buffers.allocate_kv_groups(1)
+    told(buffers, block_tables([0], size), LIMITS)
     first = verified_batch(query_lens, [0] * size)
     later = PreviousDrafts(int64([[0] * 7] * size))
     for draft_pass, lengths in ((0, range(8)), (1, range(width + 1, 8))):
@@ -350,8 +317,6 @@ def test_all_lengths_run_the_same_compiled_kernel(
                 hidden = Random(0).hidden(layout, states, 1)
                 hidden = hidden._replace(positions=int64([0] * 2 * NUM_BLOCKS))
             rows = layout.max_num_tokens(sum(query_lens), size)
-            plan, tables = plan_of(layout, num_drafts), block_tables([0], size)
-            source = later if draft_pass else first
-            given = buffers, tables, LIMITS, hidden
-            prepare_inputs(source, plan, draft_pass, rows, *given)
+            plan, source = plan_of(layout, num_drafts), later if draft_pass else first
+            buffers.prepare(source, plan, draft_pass, rows, hidden)
         assert all(found == constants[0] for found in constants)

@@ -70,12 +70,3 @@ def test_samples_of_passes(most: int, width: int, drafts: int, samples: list[int
     (plan,) = draft_plans(DraftLayout(most, 0, width), {drafts: drafts}).values()
     passes = range(plan.layout.num_passes)
     assert [plan.num_samples(draft_pass) for draft_pass in passes] == samples
-
-
-@pytest.mark.parametrize("width, narrower", [(1, 1), (4, 2), (8, 2)])
-def test_layout_of_a_shorter_step(width: int, narrower: int):
-    """No wider than its drafts; without drafts it still has the next token's slot."""
-    layout = DraftLayout(8, 0, width)
-    assert layout.for_drafts(8) == layout
-    assert layout.for_drafts(2) == DraftLayout(2, 0, narrower)
-    assert layout.for_drafts(0) == DraftLayout(1, 0, 1)

@@ -6,48 +6,26 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from vllm.config.drafter import DrafterConfig, StepTimes
 from vllm.utils.network_utils import get_open_port
-from vllm.v1.core.sched.draft_policy import DraftPolicy
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.agreed_drafts import (
     agree_on_drafts,
     draft_as_agreed,
     set_idle_drafts,
 )
 
-# The best draft length is 3 with one request, and 0 with eight.
-TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
-INTERVAL = 4
+from .test_draft_policy import RANKS_AGREE_EVERY, choose, make_policy
 
 
 def make_engine(group=None) -> SimpleNamespace:
-    spec = SimpleNamespace(
-        num_speculative_tokens=3,
-        num_speculative_tokens_per_batch_size="auto",
-        drafter=DrafterConfig("eagle3", 3),
-        step_times=StepTimes(TIMES),
-    )
-    config = SimpleNamespace(
-        speculative_config=spec,
-        parallel_config=SimpleNamespace(
-            data_parallel_size=2, dp_sync_interval=INTERVAL
-        ),
-    )
-    scheduler = SimpleNamespace(vllm_config=config, max_model_len=4096, running=[])
-    scheduler.step_drafts = SimpleNamespace(policy=DraftPolicy.of(scheduler))
     calls = []
     executor = SimpleNamespace(collective_rpc=lambda *args, **more: calls.append(more))
+    step_drafts = SimpleNamespace(policy=make_policy(ranks=2))
     return SimpleNamespace(
-        scheduler=scheduler, dp_group=group, model_executor=executor, calls=calls
+        scheduler=SimpleNamespace(step_drafts=step_drafts),
+        dp_group=group,
+        model_executor=executor,
+        calls=calls,
     )
-
-
-def choose(policy: DraftPolicy, num_reqs: int) -> int:
-    step = SchedulerOutput.make_empty()
-    step.num_scheduled_tokens = dict.fromkeys(map(str, range(num_reqs)), 1)
-    policy.choose(step)
-    return step.num_spec_tokens_to_schedule
 
 
 def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
@@ -59,7 +37,7 @@ def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
     policy, drafted = engine.scheduler.step_drafts.policy, []
     for step, n in enumerate(requests[rank]):
         drafted.append(choose(policy, n) if n else policy.agreed)
-        if step % INTERVAL == 0:
+        if step % RANKS_AGREE_EVERY == 0:
             agree_on_drafts(engine)
     results.put((rank, drafted))
 

@@ -3,89 +3,40 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import (
     MIN_REQUESTS,
     MIN_REQUESTS_BY_DEFAULT,
     AutoSchedule,
     candidate_lengths,
     chosen_lengths,
-    covering_lookup,
 )
-from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.graph_sizes import (
     ROWS_APART,
     choose_decode_batches,
     graph_rows,
     shares_graphs,
-    worth_recording,
 )
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
 )
 from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
-from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
-    DraftGraphs,
-    batches_to_record,
-)
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
 
-LONGEST, LARGEST = 7, 512
-FULL = CUDAGraphMode.FULL
-# Of attention: one graph serves chains of all lengths, or each has its own.
-SHARED, UNIFORM = AttentionCGSupport.ALWAYS, AttentionCGSupport.UNIFORM_BATCH
-
-
-def capture_sizes(max_num_seqs: int, query_lens: list[int]) -> list[int]:
-    """Capture sizes as in vLLM: multiples of 8 and 16 rows, and each number of requests
-    times each query length."""
-    rows = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST + 1, 16)]
-    counts = [n for n in rows if n <= max_num_seqs] + [max_num_seqs]
-    each = [n * q for n in counts for q in query_lens if n * q <= LARGEST]
-    return sorted({*rows, *each})
-
-
-def engine_config(
-    max_num_seqs: int, schedule, trims: bool = False, num_nodes: int | None = None
-) -> SimpleNamespace:
-    lengths, most = [LONGEST], num_nodes or LONGEST
-    if schedule == "auto":
-        lengths = covering_lookup(max_num_seqs, most, schedule)[1:]
-    compilation = SimpleNamespace(
-        cudagraph_capture_sizes=capture_sizes(max_num_seqs, [k + 1 for k in lengths]),
-        max_cudagraph_capture_size=LARGEST,
-    )
-    spec = SimpleNamespace(
-        num_speculative_tokens_per_batch_size=schedule,
-        num_speculative_tokens=most,
-        enforce_eager=None,
-        drafter=DrafterConfig(
-            "draft_model", LONGEST, num_nodes=num_nodes, is_unified=True
-        ),
-        enable_adaptive_verification=trims,
-        uses_dynamic_speculative_decoding=lambda: schedule is not None,
-    )
-    return SimpleNamespace(
-        compilation_config=compilation,
-        speculative_config=spec,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
-        model_config=SimpleNamespace(is_encoder_decoder=False),
-        cache_config=SimpleNamespace(use_kda_recoverssm=False),
-        lora_config=None,
-        parallel_config=SimpleNamespace(
-            data_parallel_size=1,
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
-            use_ubatching=False,
-        ),
-        num_speculative_tokens=most,
-    )
+from .test_draft_graphs import (
+    FULL,
+    LARGEST,
+    LONGEST,
+    SHARED,
+    UNIFORM,
+    engine_config,
+    record,
+)
+from .test_draft_graphs import graphs as graphs_of
 
 
 def target_graphs(config, kind=CudaGraphManager, support=SHARED) -> CudaGraphManager:
@@ -111,41 +62,15 @@ def target_batches(config, support=SHARED) -> list:
 
 
 def draft_batches(config, width: int, support=SHARED) -> list:
-    widest = DraftLayout(LONGEST, 0, width)
     spec, lengths = config.speculative_config, [LONGEST]
     if spec.num_speculative_tokens_per_batch_size == "auto":
         lengths = chosen_lengths(spec)
-    return batches_to_record(
-        config,
-        CUDAGraphMode.FULL_DECODE_ONLY,
-        draft_plans(widest, {k: min(k, LONGEST) for k in lengths}),
-        support,
-        piecewise=False,
-        fused=True,
-    )
-
-
-def draft_graphs(batches: list) -> DraftGraphs:
-    """The manager of the drafter's graphs, as if they had been captured."""
-    manager = DraftGraphs.__new__(DraftGraphs)
-    manager._batches, manager._graphs_captured = batches, True
-    manager._init_candidates()
-    return manager
+    depths = {k: min(k, LONGEST) for k in lengths}
+    plans = draft_plans(DraftLayout(LONGEST, 0, width), depths)
+    return record(plans, config, support=support, piecewise=False)
 
 
 # One rule: batches between two recorded ones are padded, by few rows.
-
-
-@pytest.mark.parametrize("query_len", [1, 3, 8])
-@pytest.mark.parametrize("share", [4, 8, 16])
-def test_padding_is_bounded(share: int, query_len: int):
-    most = LARGEST // query_len
-    kept = worth_recording(range(1, most + 1), query_len, share)
-    assert kept[-1] == most and {1, 2, 4, 8, 16, 32} <= set(kept)
-    for n in range(1, most + 1):
-        padded = min(m for m in kept if m >= n)
-        assert (padded - n) * query_len * share <= max(256, padded * query_len)
-    assert worth_recording([3, 40]) == [3, 40] and worth_recording([]) == []
 
 
 def test_rows_of_shared_graphs_are_a_sixteenth_apart():
@@ -174,7 +99,7 @@ def test_steps_of_all_lengths_have_graphs(width: int, support):
     """The target's are padded by few rows; and the drafter has one, too."""
     config = engine_config(256, "auto")
     graphs, widest = target_graphs(config, support=support), DraftLayout(7, 0, width)
-    drafter = draft_graphs(draft_batches(config, width, support))
+    drafter = graphs_of(draft_batches(config, width, support))
     lengths = chosen_lengths(config.speculative_config)
     for k, plan in draft_plans(widest, {k: k for k in lengths}).items():
         for n in range(1, min(256, LARGEST // (k + 1)) + 1):
@@ -246,18 +171,6 @@ def test_drafter_of_fixed_length_has_graphs_of_that_length_only(schedule):
 # Trimmed batches: only a part of the drafts is verified.
 
 
-@pytest.mark.parametrize("support", [SHARED, UNIFORM])
-@pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
-def test_trimmed_batches_have_graphs_of_their_rows(schedule, support):
-    graphs = target_graphs(engine_config(64, schedule, trims=True), support=support)
-    for n in range(MIN_REQUESTS, 65):
-        for rows in range(n + 1, n * (LONGEST + 1)):
-            found = graphs.dispatch(n, rows, None, 0, max_query_len=LONGEST + 1)
-            assert (found.cg_mode, found.uniform_token_count) == (FULL, None)
-            assert found.num_reqs >= n and found.num_tokens in {*graph_rows(512), 512}
-            assert found.num_tokens - rows <= max(ROWS_APART, rows / 8)
-
-
 @pytest.mark.parametrize("max_num_seqs", [64, 100, 1024])
 def test_only_large_batches_are_trimmed_by_default(max_num_seqs: int):
     config = engine_config(max_num_seqs, AutoSchedule([LONGEST]), trims=True)
@@ -300,11 +213,3 @@ def test_full_graphs_of_mixed_batches_serve_all():
         config = engine_config(64, schedule, trims=True)
         choose_decode_batches(target_graphs(config), batches)
         assert len(batches[FULL]) == 1
-
-
-def test_single_length_keeps_all_graphs():
-    config = engine_config(256, AutoSchedule([LONGEST]), trims=True)
-    found = [b for b in target_batches(config) if b.uniform_token_count is not None]
-    fixed = target_batches(engine_config(256, None))
-    assert found == [b for b in fixed if b.uniform_token_count is not None]
-    assert set(range(1, 33)) <= {batch.num_reqs for batch in fixed}

@@ -82,7 +82,8 @@ def _store_node(trees, draft, at, node, is_real, parent, depth, rank, token):
     tl.store(draft + node - 1, token.to(tl.int64))
 
 
-@triton.jit
+# One compiled kernel grows trees of several sizes, which "auto" chooses from.
+@triton.jit(do_not_specialize=["num_depths", "num_nodes"])
 def _grow_kernel(
     candidates,  # Candidates; n rows of `table_stride` depths
     sample_requests,  # [n, K] int64, -1 where a position must not be drafted
@@ -92,10 +93,10 @@ def _grow_kernel(
     trees,  # DraftTrees
     draft_tokens,  # [n, N] int64
     draft_stride,
-    K: tl.constexpr,
+    num_depths,  # K
+    num_nodes,  # N
     P: tl.constexpr,
     C: tl.constexpr,
-    NODES: tl.constexpr,
     NAMES_ROWS: tl.constexpr,  # else the only one
     BLOCK_K: tl.constexpr,
     FRONTIER: tl.constexpr,
@@ -110,11 +111,11 @@ def _grow_kernel(
 
     # Position i is that of depth i + 1.
     i = tl.arange(0, BLOCK_K)
-    is_drafted = i < K
-    is_drafted &= tl.load(sample_requests + row + i, mask=i < K, other=-1) >= 0
+    is_drafted = i < num_depths
+    is_drafted &= tl.load(sample_requests + row + i, mask=i < num_depths, other=-1) >= 0
     depths = tl.sum(is_drafted.to(tl.int32), 0)
-    needs_chain = (tl.load(chain_only + req) != 0) | (depths < K)
-    given = tl.where(needs_chain, K, 0)  # nodes of the chain
+    needs_chain = (tl.load(chain_only + req) != 0) | (depths < num_depths)
+    given = tl.where(needs_chain, num_depths, 0)  # nodes of the chain
 
     # The frontier. Lane j holds the first child of node j (lane 0: of row 0), and once
     # that is taken its next sibling. Given nodes are taken: lanes hold their siblings.
@@ -143,7 +144,7 @@ def _grow_kernel(
     # Parent, depth and rank of each in one number, so that one sum reads the best lane.
     what = lane * 65536 + (lane + 1) * 256 + first_rank
 
-    for node in range(given + 1, NODES + 1):
+    for node in range(given + 1, num_nodes + 1):
         taken, hit = tl.max(score, 0), lane == tl.argmax(score, 0)
         is_real = taken > float("-inf")
         kind = tl.sum(tl.where(hit, what, 0), 0)
@@ -212,12 +213,12 @@ def grow_trees(
         trees,
         draft_tokens,
         draft_tokens.stride(0),
-        K=depth,
+        depth,
+        num_nodes,
         P=num_rows,
         C=count,
-        NODES=num_nodes,
         NAMES_ROWS=names_rows,
-        BLOCK_K=triton.next_power_of_2(depth),
+        BLOCK_K=triton.next_power_of_2(trees.max_depth),
         FRONTIER=triton.next_power_of_2(num_nodes),
         num_warps=1,
     )

@@ -2,73 +2,22 @@
 """Published drafters of the DFlash family: what is read of their files, and that what
 vLLM's speculators would run in another way than it was trained is refused."""
 
-import shutil
-from typing import NamedTuple
+import json
 
 import pytest
+import torch
 
-from tests.checkpoints.families import HERE, MASK, VOCAB, write_target
-from vllm.config import VllmConfig
+from tests.checkpoints.blocks import BLOCKS, REDUCED, block_shapes, read
+from tests.checkpoints.families import MASK, VOCAB, write_target
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.drafter.length import is_auto
+from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.qwen3_dflash import _dflash_layer_causal
 from vllm.v1.worker.gpu.spec_decode.tapped_layers import in_listed_order
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
 from .bad_row import GONE, config
 from .specs import engine_config
-
-
-class Block(NamedTuple):
-    """A published drafter, and how it must be detected.
-
-    Attributes:
-        method: of the speculative config.
-        architecture: vLLM's name of its class.
-        num_drafts: K.
-        has_known_row: whether the first row of its block is the last token's alone, so
-            that it predicts nothing.
-        causal: of each layer, whether a row attends only to those before it.
-        rows: tokens of its vocabulary.
-        markov_rank: of the head that adds a bias by the token before; None: no head.
-        no_lattice: why it drafts no trees; None if it does.
-    """
-
-    method: str
-    architecture: str
-    num_drafts: int
-    has_known_row: bool = True
-    causal: tuple[bool, bool] = (False, False)
-    rows: int = VOCAB
-    markov_rank: int | None = None
-    no_lattice: str | None = None
-
-
-REDUCED, RANK = 640, 32
-PATH = "DFlashQwen3XPressModel, whose scores depend on the whole path"
-DFLASH, DFLASH2 = ("dflash", "DFlashDraftModel"), ("dflash", "DFlash2DraftModel")
-DSPARK = ("dspark", "Qwen3DSparkModel")
-# Their config.json files, scaled down, are in `tests/checkpoints/published/`.
-BLOCKS: dict[str, Block] = {
-    # z-lab's first, with attention in both directions in a block; a later one says so
-    # beside layers that have a window.
-    "dflash-zlab": Block(*DFLASH, 15),
-    "dflash2-zlab": Block(*DFLASH2, 7),
-    # RedHatAI's, as speculators writes them: a window that is causal or not, all layers
-    # or some, a reduced vocabulary.
-    "speculators-dflash": Block(*DFLASH, 7, causal=(True, False), rows=REDUCED),
-    "speculators-dflash2": Block(*DFLASH2, 7),
-    "speculators-dspark": Block(*DSPARK, 8, False, rows=REDUCED, markov_rank=RANK),
-    # deepseek-ai's: whole heads, and DFlash with DSpark's rows and class.
-    "dspark-deepseek": Block(*DSPARK, 7, False, markov_rank=RANK),
-    "dflash-deepseek": Block(*DSPARK, 7, False, markov_rank=0),
-    # SpecForge's nests the head's keys.
-    "dspark-specforge": Block(*DSPARK, 8, False, markov_rank=RANK),
-    # JetSpec: causal in a block. NeMo has other names.
-    "jetspec-nemo": Block(*DFLASH, 15, causal=(True, True)),
-    # ModelOpt's window is beside layers with full attention.
-    "dflash-modelopt": Block(*DFLASH, 7),
-    "xpress-uiuc": Block("dflash", "DFlashQwen3XPressModel", 15, no_lattice=PATH),
-}
 
 
 @pytest.fixture
@@ -82,7 +31,7 @@ def configure(models, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("drafter")
 
     def run(name: str, changes: dict | None = None, **spec) -> VllmConfig:
-        shutil.copy(HERE / f"published/{name}.json", folder / "config.json")
+        (folder / "config.json").write_text(json.dumps(read(name)))
         config(**changes or {})(folder)
         return engine_config(
             target, {"model": str(folder), **spec}, load_format="dummy"
@@ -103,12 +52,23 @@ def test_published(name: str, configure):
     assert engine.num_lookahead_tokens == rows
     assert get_parallel_drafting_token_id(hf_config) == MASK
     assert drafter.tapped_layers == (2, 4, 7)
-    assert (getattr(hf_config, "draft_vocab_size", None) or VOCAB) == made.rows
-    assert getattr(hf_config, "markov_rank", None) == made.markov_rank
+    rows = getattr(hf_config, "draft_vocab_size", None) or VOCAB
+    assert rows == (REDUCED if "d2t" in block_shapes(name) else VOCAB)
     assert drafter.no_lattice == made.no_lattice
     assert drafter.can_draft_trees == (made.no_lattice is None)
     found = [_dflash_layer_causal(hf_config, layer) for layer in (0, 1)]
     assert found == list(made.causal)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tensors_have_places(name: str, configure, single_rank):
+    """In vLLM's model of the drafter, and of their shapes."""
+    engine = configure(name)
+    draft = engine.speculative_config.draft_model_config
+    with set_current_vllm_config(engine), torch.device("meta"):
+        model = get_model_cls(draft)(vllm_config=engine)
+        shapes = block_shapes(name)
+        model.load_weights((each, torch.empty(shapes[each])) for each in shapes)
 
 
 AS_DFLASH = {"architectures": ["DFlashDraftModel"]}

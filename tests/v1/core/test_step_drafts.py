@@ -6,7 +6,7 @@ from statistics import mode
 import numpy as np
 import pytest
 
-from vllm.config.drafter import StepTimes
+from vllm.config.drafter import DrafterConfig, StepTimes
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -126,11 +126,10 @@ def test_drafts_of_a_trimmed_step_count_even_if_none_is_verified(make_scheduler)
 def test_drafts_past_the_drafters_context_do_not_count(
     make_scheduler, monkeypatch, is_tree: bool, room: int, expected
 ):
+    known = 4  # a prompt of three tokens, and the first of the output
+    monkeypatch.setattr(DrafterConfig, "limit", lambda *_: known + room)
     scheduler = make_scheduler(**(TREE if is_tree else {}))
     step(scheduler, [1])
-    drafter = scheduler.vllm_config.speculative_config.drafter
-    known = scheduler.requests["a"].num_tokens
-    monkeypatch.setattr(type(drafter), "limit", lambda *_: known + room)
     ranks, drafts = ([0] * 4, N) if is_tree else (None, K)
     scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1] * drafts]))
     outputs = step(scheduler, [1, 9] if room else [9], ranks=ranks)

@@ -25,11 +25,12 @@ MODES: dict[str, dict[str, Any]] = {
     "peagle": {"method": "eagle3", "parallel_drafting": True},
     "dflash": {"method": "dflash"},
     "dflash2": {"method": "dflash"},
+    "lilicorr": {"method": "dflash"},
     "dspark": {"method": "dspark"},
     "mtp": {"method": "mtp"},
 }
 PARALLEL = ("pard", "pard2", "peagle")
-BLOCK = ("dflash", "dflash2", "dspark")
+BLOCK = ("dflash", "dflash2", "lilicorr", "dspark")
 
 
 def folder_of(shapes: str) -> Path:
@@ -69,13 +70,26 @@ def write_projection(folder: Path) -> None:
     torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
 
 
-def give_heads_their_own_lm_head() -> None:
-    """Makes heads keep an lm_head of their own; call it before an engine loads.
+def complete_dummy_heads() -> None:
+    """Gives heads what vLLM makes as it loads a file; call it before an engine loads.
 
     A published head with a reduced vocabulary has its own lm_head, which vLLM detects
     when it loads the weights. With dummy weights it is not detected, and the drafter
-    would rank the target's whole vocabulary. It works for this tree and vLLM's release.
+    would rank the target's whole vocabulary. LiLiCorr's head derives buffers from its
+    weights. It works for this tree and vLLM's release.
     """
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+    from vllm.model_executor.models.lilicorr import LiLiCorrHead
     from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 
     Eagle3LlamaForCausalLM.has_own_lm_head = True
+    load_weights = DummyModelLoader.load_weights
+
+    def load_and_derive(loader: Any, model: Any, config: Any) -> None:
+        load_weights(loader, model, config)
+        for module in model.modules():
+            if isinstance(module, LiLiCorrHead):
+                weight = module.slot_embedding
+                module.materialize_inference_buffers(weight.device, weight.dtype)
+
+    DummyModelLoader.load_weights = load_and_derive

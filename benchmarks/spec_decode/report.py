@@ -22,6 +22,7 @@ NAMES = {
     "peagle": "P-EAGLE",
     "dflash": "DFlash",
     "dflash2": "DFlash2",
+    "lilicorr": "LiLiCorr",
     "dspark": "DSpark",
     "mtp": "MTP",
 }

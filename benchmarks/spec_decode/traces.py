@@ -30,7 +30,7 @@ GAIN = (0.7, 0.45, 0.35, 0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125, 0.125)
 EQUAL = "equal"
 RECORDED = "recorded-"
 # Modes without recordings of their own, and whose they replay.
-LENT = {"pard2": "pard", "mtp": "eagle3"}
+LENT = {"pard2": "pard", "mtp": "eagle3", "lilicorr": "dflash2"}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 import vllm.benchmarks
-from benchmarks.spec_decode.models import ROOT, give_heads_their_own_lm_head
+from benchmarks.spec_decode.models import ROOT, complete_dummy_heads
 from benchmarks.spec_decode.trace_acceptance import replacing, replay_in
 from benchmarks.spec_decode.traces import Trace
 from vllm.sampling_params import RequestOutputKind
@@ -117,7 +117,7 @@ class Worker(drafters.Engine):
     """
 
     def __init__(self, engine: dict[str, Any], is_replayed: bool):
-        give_heads_their_own_lm_head()
+        complete_dummy_heads()
         super().__init__(**engine)
         # In-process, so this returns the runner object itself.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]

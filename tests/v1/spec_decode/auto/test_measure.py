@@ -15,6 +15,8 @@ from vllm.v1.spec_decode.auto.measure import (
     CONTEXT,
     LARGE_STEPS,
     TIMED_STEPS,
+    estimate,
+    every_second,
     measure_all,
     measure_steps,
     seconds_per_step,
@@ -145,20 +147,33 @@ def test_loads_that_are_timed(how, times):
 
 
 @pytest.mark.parametrize(
-    "budget, sizes", [(-1.0, [1]), (6.9, [1, 2]), (13.0, [1, 2, 4])]
+    "budget, sizes", [(-1.0, [1]), (5.4, [1, 2]), (11.4, [1, 2, 4])]
 )
 def test_measuring_ends_before_the_budget_is_exceeded(monkeypatch, budget, sizes):
-    """A row of n requests takes n seconds; that of one request also compiles."""
+    """A step of n requests takes a fourth of n seconds. Of one request four lengths are
+    timed, of others three; those of one request also compile."""
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr(measure, "time", clock)
     monkeypatch.setattr(measure, "BUDGET_SECONDS", budget)
 
     def timed(n: int, k: int, context: int) -> float:
-        now[0] += n / 4  # of four draft lengths
+        now[0] += n / 4
         return 1.0
 
     assert sorted(measure_all(make_config(), timed, False).passes[CONTEXT]) == sizes
+
+
+def test_lengths_between_those_that_are_timed():
+    """A tree of eleven nodes takes fewer passes than a chain of eight: no line connects
+    the two."""
+    lengths = [0, 1, 2, 3, 4, 5, 7, 8, 11, 15, 19, 23, 27, 31]
+    timed = every_second(lengths, 8)
+    assert timed == [0, 2, 4, 7, 8, 11, 19, 27, 31]
+    found = {k: float(k * k if k <= 8 else 10 + k) for k in timed}
+    assert estimate(3, found, 8) == (4 + 16) / 2 and estimate(8, found, 8) == 64
+    assert all(estimate(k, found, 8) == 10 + k for k in lengths if k > 8)
+    assert estimate(63, found, 8) == 64 * 64 / 9  # in proportion to its rows
 
 
 def test_data_parallel_ranks_measure_the_same_steps(monkeypatch):

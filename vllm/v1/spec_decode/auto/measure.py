@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from vllm.config.drafter import StepTimes
@@ -111,7 +112,7 @@ def measure_all(config: "VllmConfig", measure: Measure, is_trimmed: bool) -> Ste
     longest chains, which also compiles and loads the kernels of trimmed steps.
 
     At a short context from one request on, twice as many each time, while the budget
-    lasts; then at a longer one.
+    lasts; then at a longer one. Of several requests every second length is timed.
     """
     spec = config.speculative_config
     lengths, depth = chosen_lengths(spec), spec.drafter.num_speculative_tokens
@@ -131,8 +132,9 @@ def measure_all(config: "VllmConfig", measure: Measure, is_trimmed: bool) -> Ste
         wanted = lengths if context == CONTEXT else few
         # Trees of too many rows to pay have no CUDA graph: estimated, not measured.
         small = [k for k in wanted if k <= depth or n * (k + 1) <= MAX_TREE_ROWS]
-        found: Row = {k: measure(n, k, context) for k in small}
-        row = {k: found.get(k, found[depth] * (k + 1) / (depth + 1)) for k in wanted}
+        timed = small if n == 1 else every_second(small, depth)
+        found: Row = {k: measure(n, k, context) for k in timed}
+        row = {k: estimate(k, found, depth) for k in wanted}
         times.setdefault(context, {})[n] = row
         # The first steps compile.
         longest = time.perf_counter() - now if n > 1 else 0.0
@@ -148,6 +150,20 @@ def measure_all(config: "VllmConfig", measure: Measure, is_trimmed: bool) -> Ste
     seconds = time.perf_counter() - begin
     logger.info("Measured steps of %s in %.1f seconds.", sizes, seconds)
     return StepTimes(times, trimmed)
+
+
+def every_second(lengths: list[int], depth: int) -> list[int]:
+    """Of chains, up to `depth`, and of trees each every second one, and the last."""
+    kinds = [k for k in lengths if k <= depth], [k for k in lengths if k > depth]
+    return sorted({k for kind in kinds for k in kind[::2] + kind[-1:]})
+
+
+def estimate(length: int, found: Row, depth: int) -> float:
+    """Seconds of a length: on the line between those measured, or, of trees past them,
+    in proportion to the rows."""
+    if length <= max(found):
+        return float(np.interp(length, [*found], [*found.values()]))
+    return found[depth] * (length + 1) / (depth + 1)
 
 
 def loads(config: "VllmConfig") -> Iterator[tuple[int, int]]:

@@ -230,7 +230,7 @@ def _keys_at(cache, table, strides, block_size, position, is_key, q, D: tl.const
     return k, tl.load(at + D, mask=there, other=0.0).to(q.dtype)
 
 
-@triton.jit(do_not_specialize=["before"])
+@triton.jit(do_not_specialize=["num_tokens", "before"])
 def _attend_rows_kernel(
     query,  # [T, HQ, D]
     kv_cache,  # [blocks, HK, block_size, 2 * D]
@@ -245,10 +245,11 @@ def _attend_rows_kernel(
     depths,
     prefix_lens,
     num_leading,
-    strides,  # of rows and heads of query, prefix_out and out; of prefix_lse
+    strides,  # of rows and heads of query, prefix_out and out
     cache_strides,  # of blocks, heads and slots; of block_table
     scale_strides,
     block_size,
+    num_tokens,  # T
     before,  # rows of earlier passes
     scale,
     softcap,
@@ -292,7 +293,7 @@ def _attend_rows_kernel(
         top = tl.zeros([BLOCK_M], tl.float32) + tl.load(sinks + head).to(tl.float32)
         total += 1.0
     if HAS_PREFIX:
-        lse_at = prefix_lse + head * strides[6] + at * strides[7]
+        lse_at = prefix_lse + head * num_tokens + at
         there = is_row & (prefix > 0)
         lse = tl.load(lse_at, mask=there, other=float("-inf"))
         new_top = tl.maximum(top, lse)
@@ -357,11 +358,12 @@ def attend_rows(
             without a prefix does not matter. None: to be computed.
     """
     tree: TreeAttention = metadata.draft_tree
-    (_, heads, size), kv_heads = query.shape, kv_cache.shape[1]
+    (num_tokens, heads, size), kv_heads = query.shape, kv_cache.shape[1]
     assert kv_cache.stride(3) == 1 and kv_cache.shape[3] == 2 * size
     prefix_out, prefix_lse = prefix or (out, out[0])
+    assert prefix is None or prefix_lse.is_contiguous()
     of_rows = (tensor.stride()[:2] for tensor in (query, prefix_out, out))
-    strides = (*itertools.chain(*of_rows), *prefix_lse.stride())
+    strides = tuple(itertools.chain(*of_rows))
     scales = [s.expand(kv_heads) for s in scores.scales or (out[0, 0, :1],) * 3]
     block_m = 16 if tree.max_query_len <= 16 else 32
     block_n = 32
@@ -386,6 +388,7 @@ def attend_rows(
         (*kv_cache.stride()[:3], metadata.block_table.stride(0)),
         tuple(s.stride(0) for s in scales),
         kv_cache.shape[2],
+        num_tokens,
         tree.num_before,
         scores.scale,
         scores.softcap,

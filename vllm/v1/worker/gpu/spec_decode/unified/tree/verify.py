@@ -158,8 +158,12 @@ class TreeRejectionSampler(RejectionSampler):
 RANKS = tl.constexpr(256)
 
 
+# Logits are verified in chunks of requests, which begin anywhere in these.
+_UNALIGNED = "nodes cu_num_logits idx_mapping chain_only path_ranks"
+
+
 @triton.jit(
-    do_not_specialize=["has_trees"], do_not_specialize_on_alignment=["path_ranks"]
+    do_not_specialize=["has_trees"], do_not_specialize_on_alignment=_UNALIGNED.split()
 )
 def _walk_kernel(
     drawn,  # [rows] int64

@@ -39,6 +39,12 @@ class FakeEngine:
         self.number = int(log.stem.rpartition("-")[2])
         self.events.append(("start", self.number))
 
+    def send(self, message: tuple[str, dict[str, Any]]) -> None:
+        self.sent = message[0]
+
+    def answer(self) -> Any:
+        return self.ask(self.sent)
+
     def ask(self, command: str, **args: Any) -> Any:
         self.events.append((command, self.number))
         if self.model in self.broken:
@@ -169,6 +175,24 @@ def test_failing_engine(measured):
     with pytest.raises(EngineError, match="memory"):
         found.run()
     assert found.events[-1] == ("kill", 0)
+
+
+@pytest.mark.parametrize("broken", [(), (None,)], ids=["measured", "failing"])
+def test_engines_that_start_together(measured, broken):
+    """They are measured one after the other, and all end."""
+    found = measured(sides("d"), broken=broken, is_run=False)
+    found.starts_together = True
+    if broken:
+        with pytest.raises(EngineError, match="memory"):
+            found.run()
+    else:
+        found.run()
+    numbers = range(len(found.sides))
+    assert found.events[: len(numbers)] == [("start", n) for n in numbers]
+    asked = [n for event, n in found.events if event in ("describe", "run")]
+    assert asked == sorted(asked) and {*asked} == ({0} if broken else {*numbers})
+    ended = {n for event, n in found.events if event in ("stop", "kill")}
+    assert ended == {*numbers}
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from vllm import envs
 from vllm.benchmarks.drafters.compare import NUM_LOGPROBS, tolerance
 from vllm.benchmarks.drafters.engine import Answer, Round
 from vllm.benchmarks.drafters.plan import Side
@@ -33,6 +34,8 @@ class Measurement:
         repeats: rounds of each side and load.
         logs: folder for the engines' logs.
         save: is called after each point, and after each engine.
+        starts_together: whether all engines start at once, if they are so small that
+            the device holds all of them.
         failed: by name, why a side could not be measured.
         not_reached: names of sides that were not measured to their end, as long as the
             measurement is going on, or was cut off.
@@ -47,6 +50,7 @@ class Measurement:
     repeats: int
     logs: Path
     save: Callable[[], None] = lambda: None
+    starts_together: bool = False
     failed: dict[str, str] = field(default_factory=dict)
     not_reached: list[str] = field(default_factory=list)
     within: float = 0.0
@@ -61,29 +65,43 @@ class Measurement:
         self.expected: list[Answer] = []
         self.begin = time.monotonic()
         self.not_reached = [side.name for side in self.sides]
-        for number, side in enumerate(self.sides):
-            self._say(side, "starting")
-            process, wait_s = self._start_process(number), 0.0
-            try:
-                self._measure_engine(process, side)
-                wait_s = STOP_S
-            except EngineError as error:
-                if not number:
-                    raise
-                self.failed[side.name] = str(error)
-            finally:
-                process.stop(wait_s)
-            self.not_reached.pop(0)
-            self.save()
+        numbers = range(len(self.sides))
+        started = [*map(self._start_process, numbers)] if self.starts_together else []
+        try:
+            for number, side in enumerate(self.sides):
+                self._say(side, "starting")
+                process = started[number] if started else self._start_process(number)
+                self._measure_process(process, side)
+                self.not_reached.pop(0)
+                self.save()
+        finally:
+            for process in started:
+                process.stop(0.0)
 
     def _start_process(self, number: int) -> EngineProcess:
         engine = self.llm | {"speculative_config": self.sides[number].spec}
         env = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        if self.starts_together:  # they must not compile into the same files
+            env["VLLM_CACHE_ROOT"] = f"{envs.VLLM_CACHE_ROOT}/drafters/{number}"
         log = self.logs / f"engine-{number}.log"
-        return EngineProcess(PYTHON, SERVE, engine, env, log)
+        process = EngineProcess(PYTHON, SERVE, engine, env, log)
+        process.send(("describe", {}))
+        return process
+
+    def _measure_process(self, process: EngineProcess, side: Side) -> None:
+        wait_s = 0.0
+        try:
+            self._measure_engine(process, side)
+            wait_s = STOP_S
+        except EngineError as error:
+            if side is self.sides[0]:
+                raise
+            self.failed[side.name] = str(error)
+        finally:
+            process.stop(wait_s)
 
     def _measure_engine(self, process: EngineProcess, side: Side) -> None:
-        side.engine = process.ask("describe")
+        side.engine = process.answer()
         self.within = max(self.within, tolerance(side.engine["dtype"]))
         is_first = not self.expected
         if is_first:

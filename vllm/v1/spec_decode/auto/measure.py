@@ -153,8 +153,10 @@ def measure_all(config: "VllmConfig", measure: Measure, is_trimmed: bool) -> Ste
 
 
 def every_second(lengths: list[int], depth: int) -> list[int]:
-    """Of chains, up to `depth`, and of trees each every second one, and the last."""
-    kinds = [k for k in lengths if k <= depth], [k for k in lengths if k > depth]
+    """No drafts; and of chains, up to `depth`, and of trees the first, every second one
+    after it, and the last."""
+    chains = [k for k in lengths if 0 < k <= depth]
+    kinds = lengths[:1], chains, [k for k in lengths if k > depth]
     return sorted({k for kind in kinds for k in kind[::2] + kind[-1:]})
 
 

@@ -129,17 +129,12 @@ MORE_FORMATS = FORMATS | {
 def quantize(
     folder: Path,
     name: str,
-    skipped: Collection[str] = (),
-    ignored: Collection[str] | None = None,
+    skipped: Collection[str] = (),  # ends of names of layers that are not quantized
+    ignored: Collection[str] | None = None,  # how the config names these, if otherwise
 ) -> Tensors:
     """Quantizes the layers of a model in place.
 
-    Args:
-        skipped: ends of the names of layers that are not quantized.
-        ignored: how the config names these; by default, by their names.
-
-    Returns:
-        The weights that the quantized ones stand for, and all other tensors.
+    Returns the weights that the quantized ones stand for, and all other tensors.
     """
     quantized, described, key = MORE_FORMATS[name]
     file, plain = folder / "model.safetensors", ["lm_head"]

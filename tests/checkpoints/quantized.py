@@ -27,11 +27,8 @@ def pack(numbers: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def in_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[in, out] numbers from 0 to 15, [in / GROUP, out] scales, and the whole.
-
-    Args:
-        weight: [out, in], as the whole that numbers and scales stand for.
-    """
+    """[in, out] numbers from 0 to 15, [in / GROUP, out] scales, and the whole that they
+    stand for: [out, in], as the weight."""
     groups = weight.T.unflatten(0, (-1, GROUP))
     scales = (groups.abs().amax(1) / (ZERO - 1)).half()
     numbers = (groups / scales[:, None]).round()

@@ -119,10 +119,8 @@ class Traffic:
         self.complaints: list[str] = []  # the first wrong answers and errors
 
     async def round(self, num_clients: int, seconds: float, leave: bool) -> None:
-        """Each client sends one request after the other until the time is over.
-
-        Args:
-            leave: whether all of them disconnect then, instead of waiting for answers.
+        """Each client sends one request after the other until the time is over; then
+        all leave, or wait for answers.
 
         Raises:
             TimeoutError: a request was never answered.

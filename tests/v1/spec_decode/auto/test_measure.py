@@ -196,11 +196,13 @@ class FakeWorker:
     observability_config = ObservabilityConfig()
 
     def __init__(self, max_num_batched_tokens=512, max_model_len=4096, num_blocks=100):
+        self.steps, self.waited_after, self.connector = [], [], []
+        self.execute_model = self.steps.append
         spec = SimpleNamespace(block_size=16)
         self.model_runner = SimpleNamespace(
             device=torch.device("cpu"),
             max_model_len=max_model_len,
-            kv_connector=SimpleNamespace(set_disabled=self.set_disabled),
+            kv_connector=SimpleNamespace(set_disabled=self.connector.append),
             kv_cache_config=SimpleNamespace(
                 num_blocks=num_blocks,
                 kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * 2,
@@ -218,13 +220,6 @@ class FakeWorker:
             trimming=None,
         )
         self.vllm_config = self.model_runner.vllm_config
-        self.steps, self.waited_after, self.connector = [], [], []
-
-    def set_disabled(self, disabled: bool) -> None:
-        self.connector.append(disabled)
-
-    def execute_model(self, step) -> None:
-        self.steps.append(step)
 
     def sample_tokens(self, grammar) -> None:
         pass

@@ -54,15 +54,10 @@ def smaller(parents: list[int], reached: int, depth: int, num_nodes: int):
     return nodes[1 : num_nodes + 1], [0, *kept]
 
 
-def make_replay() -> Replay:
+def test_rows_wrap_and_differ_by_prompt():
     replay = Replay("cpu", 4)
     replay.load(random_trace())
     replay.starts.copy_(torch.from_numpy(start_of(PROMPTS)))
-    return replay
-
-
-def test_rows_wrap_and_differ_by_prompt():
-    replay = make_replay()
     rows = replay.rows(replay.starts, torch.full((4,), 59))
     assert rows.tolist() == ((replay.starts + 59) % 60).tolist()
     assert len(set(rows.tolist())) == 4

@@ -18,28 +18,16 @@ REDUCED = 640  # rows of an lm_head of its own
 
 @dataclass(frozen=True)
 class Block:
-    """A published drafter, and how it must be detected.
-
-    Attributes:
-        method: of the speculative config.
-        architecture: vLLM's name of its class.
-        num_drafts: K.
-        has_known_row: whether the first row of its block is the last token's alone, so
-            that it predicts nothing.
-        causal: of each layer, whether a row attends only to those before it.
-        tables: whether it has embeddings and an lm_head of its own.
-        no_lattice: why it drafts no trees; None if it does.
-        head: makes the names and shapes of its tensors beside a transformer's.
-    """
+    """A published drafter, and how it must be detected."""
 
     method: str
-    architecture: str
+    architecture: str  # vLLM's name of its class
     num_drafts: int
-    has_known_row: bool = True
-    causal: tuple[bool, bool] = (False, False)
-    tables: tuple[str, ...] = ()
-    no_lattice: str | None = None
-    head: Any = field(default=lambda config: {})
+    has_known_row: bool = True  # the first row of its block predicts nothing
+    causal: tuple[bool, bool] = (False, False)  # by layer: rows see only earlier ones
+    tables: tuple[str, ...] = ()  # embeddings and an lm_head of its own
+    no_lattice: str | None = None  # why it drafts no trees
+    head: Any = field(default=lambda config: {})  # its tensors beside a transformer's
 
 
 def read(name: str) -> dict[str, Any]:

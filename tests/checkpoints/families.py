@@ -37,28 +37,17 @@ MASK = VOCAB - 10
 
 @dataclass(frozen=True)
 class Published:
-    """A published drafter, and how it must be detected.
+    """A published drafter, and how it must be detected."""
 
-    Attributes:
-        family: name of its entry in `vllm.config.drafter.FAMILIES`.
-        tensors: makes its tensors by name, float32 unless they are integers.
-        num_drafts, layers: expected values; layers None means the target's defaults.
-        target: name of a file in `targets/`.
-        dtype: dtype of floating-point tensors in the file.
-        files: "safetensors", "bin", or "sharded" safetensors with an index.
-        warp: makes the tensors of warp_model.bin; None: there is no such file.
-        settings: keys of the speculative config besides the model.
-    """
-
-    family: str
-    tensors: Callable[[Config], Tensors]
+    family: str  # in `vllm.config.drafter.FAMILIES`
+    tensors: Callable[[Config], Tensors]  # makes them, float32 or integers
     num_drafts: int
-    layers: tuple[int, ...] | None = None
-    target: str = "llama"
-    dtype: torch.dtype = torch.bfloat16
-    files: str = "safetensors"
-    warp: Callable[[Config], Tensors] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    layers: tuple[int, ...] | None = None  # None: the target's defaults
+    target: str = "llama"  # a file in `targets/`
+    dtype: torch.dtype = torch.bfloat16  # of floating-point tensors in the file
+    files: str = "safetensors"  # or "bin", or "sharded" safetensors with an index
+    warp: Callable[[Config], Tensors] | None = None  # makes those of warp_model.bin
+    settings: Mapping[str, Any] = field(default_factory=dict)  # beside the model
 
     @property
     def method(self) -> str:
@@ -77,15 +66,10 @@ class Published:
 def _projection(
     num_layers: int, width: int, bias: bool = False
 ) -> Callable[[Config], Tensors]:
-    """Returns a function that makes the projection of a PARD-2.
+    """Makes the projection of a PARD-2 from so many hidden states of a target.
 
     Projected states are about as large as the embeddings, and the columns of each layer
     have different weights.
-
-    Args:
-        num_layers: number of the target's hidden states that it takes.
-        width: hidden size of the target.
-        bias: whether it has a bias.
     """
 
     def make(config: Config) -> Tensors:
@@ -104,18 +88,11 @@ def _projection(
 
 def _head(
     num_taps: int = 3,
-    d2t: torch.dtype | None = torch.int64,
-    mask_dims: int = 0,
+    d2t: torch.dtype | None = torch.int64,  # None: it has none
+    mask_dims: int = 0,  # of `mask_hidden`; 0: it has none
     **layout: Any,
 ) -> Callable[[Config], Tensors]:
-    """Returns a function that makes the tensors of a head.
-
-    Args:
-        num_taps: number of the target's layers that it taps.
-        d2t: dtype of `d2t`; None: it has none.
-        mask_dims: number of dimensions of `mask_hidden`; 0: it has none.
-        layout: further arguments of `tensors.head`.
-    """
+    """Makes the tensors of a head; `layout` is for `tensors.head`."""
 
     def make(config: Config) -> Tensors:
         shape = config | config.get("transformer_layer_config", {})
@@ -140,10 +117,6 @@ def _nemo(config: Config) -> Tensors:
     tops = ("lm_head.weight", "mask_hidden", "d2t", "t2d")
     made = _head(mask_dims=3)(config)
     return {n if n in tops else f"model.{n}": w for n, w in made.items()}
-
-
-def _vicuna(config: Config) -> Tensors:
-    return _midlayer(config | {"num_hidden_layers": 1})
 
 
 _PROBABILISTIC = {"draft_sample_method": "probabilistic"}
@@ -211,7 +184,7 @@ PUBLISHED: dict[str, Published] = {
     # Its context is shorter than the target's, which does not limit drafting.
     "eagle3-yuhuili": _safeailab(_midlayer, dtype=torch.float16),
     # SafeAILab's for Vicuna: num_hidden_layers is the target's; the head has one layer.
-    "eagle3-vicuna": _safeailab(_vicuna),
+    "eagle3-vicuna": _safeailab(lambda c: _midlayer(c | {"num_hidden_layers": 1})),
     "eagle3-angelslim": _nvidia(_midlayer, target="qwen3", files="bin"),
     # Like those for gpt-oss, at its real hidden size.
     "eagle3-specforge": _nvidia(_midlayer, target="gpt-oss-wide", layers=(1, 2, 3)),

@@ -27,11 +27,8 @@ def pack(numbers: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def in_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[in, out] numbers from 0 to 15, [in / GROUP, out] scales, and the whole.
-
-    Args:
-        weight: [out, in], as the whole that numbers and scales stand for.
-    """
+    """[in, out] numbers from 0 to 15, [in / GROUP, out] scales, and the whole that they
+    stand for: [out, in], as the weight."""
     groups = weight.T.unflatten(0, (-1, GROUP))
     scales = (groups.abs().amax(1) / (ZERO - 1)).half()
     numbers = (groups / scales[:, None]).round()
@@ -129,17 +126,12 @@ MORE_FORMATS = FORMATS | {
 def quantize(
     folder: Path,
     name: str,
-    skipped: Collection[str] = (),
-    ignored: Collection[str] | None = None,
+    skipped: Collection[str] = (),  # ends of names of layers that are not quantized
+    ignored: Collection[str] | None = None,  # how the config names these, if otherwise
 ) -> Tensors:
     """Quantizes the layers of a model in place.
 
-    Args:
-        skipped: ends of the names of layers that are not quantized.
-        ignored: how the config names these; by default, by their names.
-
-    Returns:
-        The weights that the quantized ones stand for, and all other tensors.
+    Returns the weights that the quantized ones stand for, and all other tensors.
     """
     quantized, described, key = MORE_FORMATS[name]
     file, plain = folder / "model.safetensors", ["lm_head"]

@@ -57,19 +57,13 @@ def head(
     config: Config,
     num_taps: int,
     *,
-    first: str = "layers.0",
+    first: str = "layers.0",  # name of layer 0
     later: str = "layers.{}",
     embed: bool = True,
 ) -> Tensors:
     """Tensors of an EAGLE-3 head, without `d2t` and `mask_hidden`.
 
     Its first layer takes the token's embedding as well.
-
-    Args:
-        num_taps: number of the target's layers that it taps.
-        first: name of layer 0.
-        later: name of a later layer, with a placeholder for its number.
-        embed: whether it has its own embeddings.
     """
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes = {f"{first}.hidden_norm.weight": (hidden,)}

@@ -16,7 +16,6 @@ from .bad_row import (
     WEIGHTS,
     Break,
     Row,
-    Tensors,
     config,
     edited_weights,
     rotated,
@@ -44,10 +43,6 @@ def disjoint_vocabulary(folder: Path) -> None:
     """A vocabulary that shares only EOS with other models."""
     words = {f"alien {token}": token for token in range(1, NUM_TOKENS)}
     save_words({"<|eos|>": 0} | words, "<|eos|>", folder)
-
-
-def without_last_layer(weights: Tensors) -> Tensors:
-    return {name: w for name, w in weights.items() if "layers.3." not in name}
 
 
 def quantized(name: str = "int8 W8A8"):
@@ -92,7 +87,10 @@ FILES = [
         tensors({"d2t": torch.tensor([1, -1] + [0] * (NUM_TOKENS - 2))}),
         drafter="eagle3",
     ),
-    of_peagle("num_hidden_layers", edited_weights(without_last_layer)),
+    of_peagle(
+        "num_hidden_layers",
+        edited_weights(lambda all: {n: all[n] for n in all if "layers.3." not in n}),
+    ),
     # Quantized weights.
     of_peagle(
         "has quantized weights, but its config.json",

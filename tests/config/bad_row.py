@@ -23,29 +23,21 @@ Tensors = dict[str, torch.Tensor]
 class Row:
     """One row.
 
-    Attributes:
-        says: words of the error, which `docs/troubleshooting.md` lists by itself or as
-            one of a kind; for an accepted config, a description.
-        breaks: changes to the copy of the drafter, in order.
-        drafter: name of the bundled drafter that is copied.
-        spec: changes to the speculative config; a string or list replaces it.
-        without: keys to remove from the speculative config.
-        engine: engine arguments beyond model and speculative config.
-        env: environment variables.
+    It `says` words of the error, which `docs/troubleshooting.md` lists by itself or as
+    one of a kind; for an accepted config, a description.
     """
 
     def __init__(
         self,
         says: str,
-        *breaks: Break,
-        drafter: str = "pard",
-        spec: Any = None,
-        without: Collection[str] = (),
-        engine: Mapping[str, Any] = EMPTY,
+        *breaks: Break,  # of the copy of the drafter, in order
+        drafter: str = "pard",  # the bundled one that is copied
+        spec: Any = None,  # changes to the speculative config; if no dict, replaces it
+        without: Collection[str] = (),  # keys to remove from it
+        engine: Mapping[str, Any] = EMPTY,  # further engine arguments
         env: Mapping[str, str] = EMPTY,
-        **settings: Any,
+        **settings: Any,  # is `spec`, if that is not given
     ) -> None:
-        """`settings`: changes to the speculative config, if `spec` is not given."""
         self.says, self.breaks, self.drafter = says, breaks, drafter
         self.spec, self.without = spec or settings, without
         self.engine, self.env = engine, env

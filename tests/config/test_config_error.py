@@ -31,12 +31,17 @@ def bench(models, monkeypatch, level: str = "INFO", **spec) -> None:
     main()
 
 
+TREES = [
+    ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
+    ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens (8),"),
+]
+
+
 @pytest.mark.parametrize(
     "spec, line",
     [
         ({"metod": "a"}, 'speculative_config has no key "metod": did you mean "meth'),
-        ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
-        ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens (8),"),
+        *TREES,
         ({"method": "padr"}, "SpeculativeConfig.method: Input should be"),
     ],
 )
@@ -51,13 +56,7 @@ def test_command_exits_with_one_line_error(models, monkeypatch, spec: dict, line
         bench(models, monkeypatch, level="DEBUG", **spec)
 
 
-@pytest.mark.parametrize(
-    "spec, line",
-    [
-        ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens"),
-        ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
-    ],
-)
+@pytest.mark.parametrize("spec, line", TREES)
 def test_traceback_ends_with_one_line_error(models, spec: dict, line: str):
     spec = {"model": str(models / "pard")} | spec
     with pytest.raises(ValidationError) as raised:

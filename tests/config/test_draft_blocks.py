@@ -124,6 +124,7 @@ def test_layers_in_another_order(configure, monkeypatch):
     "name, changes, k",
     [
         ("dspark-deepseek", {"sample_from_anchor": False}, 6),
+        ("dspark-deepseek", {"hf_overrides": {"sample_from_anchor": False}}, 6),
         ("dspark-specforge", {"dflash_config__sample_from_anchor": False}, 7),
         # Before speculators wrote the key, it trained DSpark with DFlash's rows.
         ("speculators-dspark", {"sample_from_anchor": GONE}, 7),
@@ -131,17 +132,11 @@ def test_layers_in_another_order(configure, monkeypatch):
     ],
 )
 def test_length_follows_the_rows(name: str, changes: dict, k: int, configure):
-    engine = configure(name, changes)
+    """Of the file, or as overridden: its tensors do not tell how it was trained."""
+    given = changes if "hf_overrides" in changes else {"changes": changes}
+    engine = configure(name, **given)
     assert engine.speculative_config.drafter.num_speculative_tokens == k
     assert engine.num_lookahead_tokens == k + 1  # queries: the first is a known token
-
-
-def test_rows_can_be_overridden(configure):
-    """A file may not say how it was trained, and its tensors do not tell."""
-    said = {"hf_overrides": {"sample_from_anchor": False}}
-    engine = configure("dspark-deepseek", **said)
-    assert engine.speculative_config.drafter.num_speculative_tokens == 6
-    assert engine.num_lookahead_tokens == 7
 
 
 def test_trees_and_lengths_of_a_block(configure, monkeypatch):

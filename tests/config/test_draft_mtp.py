@@ -10,7 +10,7 @@ from vllm.config.drafter import resolve
 from vllm.config.drafter.length import is_auto
 from vllm.config.drafter.resolve import find_unsupported
 
-from .specs import checkpoint, engine_config  # noqa: F401
+from .specs import checkpoint, engine_config, unresolved  # noqa: F401
 
 METHOD = {"method": "mtp"}
 SEVERAL = "several MTP modules"
@@ -93,10 +93,6 @@ def test_modules_of_vllms_own_speculators(name: str, config, settings, why):
     module = SimpleNamespace(
         architectures=[name], hf_config=SimpleNamespace(**config), uses_mrope=False
     )
-    given = {"enable_adaptive_verification": None, "target_model_config": None}
-    given |= {"num_speculative_tokens_per_batch_size": None, "method": "mtp"}
-    given |= {"num_speculative_tokens": 3, "target_parallel_config": None}
-    given |= {"draft_tree": None}
-    given |= {"index_share_for_mtp_iteration": None, "draft_model_config": module}
-    found = find_unsupported(SimpleNamespace(**given | settings))
+    given = METHOD | {"num_speculative_tokens": 3, "draft_model_config": module}
+    found = find_unsupported(unresolved("a/target", **given | settings))
     assert found is None if why is None else why in found

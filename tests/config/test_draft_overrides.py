@@ -14,11 +14,6 @@ NESTED = "transformer_layer_config"
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
 
 
-def test_nested_overrides_are_keys_and_values(configure):
-    with pytest.raises(ValueError, match=f"{NESTED} in hf_overrides must be keys"):
-        configure("eagle3", {NESTED: 5})
-
-
 @pytest.fixture
 def configure(models, tmp_path):
     """Configures a copy of a bundled drafter."""
@@ -77,6 +72,8 @@ def test_rope_theta_is_overridden(drafter: str, configure):
     assert made.rope_parameters == ROPE
 
 
-def test_overrides_must_be_a_mapping(configure):
+def test_overrides_must_be_keys_and_values(configure):
     with pytest.raises(ValueError, match="hf_overrides"):
-        configure("draft", "rope_theta")
+        configure("eagle3", "rope_theta")
+    with pytest.raises(ValueError, match=f"{NESTED} in hf_overrides must be keys"):
+        configure("eagle3", {NESTED: 5})

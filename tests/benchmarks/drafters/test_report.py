@@ -21,17 +21,12 @@ LOADS = {1: 3, 4: 8}
 
 
 class FakeEngine:
-    """Runs at `speeds` tokens/s by (model, K), 10 if there is none.
+    """Runs at `speeds` tokens/s by (model, K), 10 if there is none."""
 
-    Attributes:
-        events: what happens to which process.
-        wrong, broken: models whose output is wrong, and that fail.
-        slowdown: factor by which the machine slows down with each round.
-    """
-
-    events: list[tuple[str, int]]
+    events: list[tuple[str, int]]  # what happens to which process
     speeds: dict[tuple[str | None, int | None], float]
-    wrong, broken, slowdown, rounds = (), (), 1.0, 0
+    wrong, broken, rounds = (), (), 0  # models whose output is wrong, and that fail
+    slowdown = 1.0  # factor by which the machine slows down with each round
 
     def __init__(self, python, serve, engine: dict[str, Any], env, log: Path) -> None:
         spec = engine["speculative_config"] or {}

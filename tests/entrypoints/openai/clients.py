@@ -23,16 +23,11 @@ DRAIN_S = 300  # for the requests in flight when a round ends
 
 @dataclass(frozen=True)
 class Answer:
-    """What the target alone generates for a prompt, ignoring EOS.
-
-    Attributes:
-        gaps: by how much the best logprob exceeds the second, for each of `tokens`.
-        sampling: the request's sampling parameters.
-    """
+    """What the target alone generates for a prompt, ignoring EOS."""
 
     prompt: list[int]
     tokens: list[int]
-    gaps: list[float]
+    gaps: list[float]  # by how much the best logprob of each exceeds the second
     sampling: dict[str, Any]
 
 
@@ -58,28 +53,17 @@ def answer_alone(
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, the complete answer to it, and when its client disconnects.
+    """One request, the complete answer to it, and when its client disconnects."""
 
-    Attributes:
-        body: arguments for the OpenAI client.
-        gaps: see `Answer`.
-        leave_after_s: time after which the client disconnects; None: never.
-    """
-
-    body: dict[str, Any]
+    body: dict[str, Any]  # arguments for the OpenAI client
     tokens: list[int]
     text: str
-    gaps: list[float]
-    leave_after_s: float | None = None
+    gaps: list[float]  # see `Answer`
+    leave_after_s: float | None = None  # None: never
 
 
 class Asks:
-    """Draws random requests.
-
-    Args:
-        tokenizer: the target's tokenizer, from transformers.
-        leaving: share of clients that may disconnect before their answer is complete.
-    """
+    """Draws random requests; a share of clients, `leaving`, may disconnect early."""
 
     def __init__(self, answers: list[Answer], tokenizer: Any, leaving: float):
         self.answers, self.tokenizer, self.leaving = answers, tokenizer, leaving
@@ -125,25 +109,18 @@ class Asks:
 class Traffic:
     """Clients that send requests and check the answers, in rounds of some seconds.
 
-    Args:
-        tie: logprobs of the target closer than this are ties.
-
-    Attributes:
-        counts: numbers of requests that were answered whole, or aborted by the client,
-            of tokens and tokens_after_ties.
-        complaints: the first wrong answers and errors, as text.
+    Logprobs of the target closer than `tie` are ties.
     """
 
     def __init__(self, url: str, asks: Asks, tie: float):
         self.url, self.asks, self.tie = url, asks, tie
+        # Of requests, whole or aborted by the client, of tokens and tokens_after_ties.
         self.counts: Counter = Counter()
-        self.complaints: list[str] = []
+        self.complaints: list[str] = []  # the first wrong answers and errors
 
     async def round(self, num_clients: int, seconds: float, leave: bool) -> None:
-        """Each client sends one request after the other until the time is over.
-
-        Args:
-            leave: whether all of them disconnect then, instead of waiting for answers.
+        """Each client sends one request after the other until the time is over; then
+        all leave, or wait for answers.
 
         Raises:
             TimeoutError: a request was never answered.

@@ -58,12 +58,7 @@ def imported_by(files: list[Path], root: Path) -> set[Path]:
 
 
 class Arguments:
-    """Arguments of one launch.
-
-    Attributes:
-        values: by name.
-        reached: memory that the kernel reaches by addresses.
-    """
+    """Arguments of one launch, `values` by name, and memory `reached` by addresses."""
 
     def __init__(self, kernel: JITFunction, known: dict[str, Any], seed: int) -> None:
         self.chance = torch.Generator().manual_seed(seed)

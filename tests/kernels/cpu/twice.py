@@ -53,16 +53,11 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 class Twice:
-    """Replaces `JITFunction.run`, which launches kernels.
-
-    Attributes:
-        names: names of kernels whose launches have been compared.
-        reached: tensors that kernels reach by their addresses.
-    """
+    """Replaces `JITFunction.run`, which launches kernels."""
 
     def __init__(self, run: Any) -> None:
-        self.run, self.names = run, set()
-        self.reached: list[torch.Tensor] = []
+        self.run, self.names = run, set()  # names: of kernels that have been compared
+        self.reached: list[torch.Tensor] = []  # by their addresses
 
     def __call__(self, kernel: JITFunction, *args: Any, grid, warmup, **kwargs: Any):
         given = list(tensors([*args, *kwargs.values(), *self.reached]))

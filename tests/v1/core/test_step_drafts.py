@@ -23,16 +23,11 @@ def step(
     scheduler: Scheduler,
     sampled: list[int],
     ranks=None,
-    invalid: int = 0,
+    invalid: int = 0,  # scheduled drafts that were not verified
     verify_budget: int | None = None,
 ):
-    """Outputs of a step of the only request.
-
-    Args:
-        ranks: of the accepted nodes, before it whether a chain was verified; None: not
-            a step with trees.
-        invalid: scheduled drafts that were not verified.
-    """
+    """Outputs of a step of the only request; with trees, `ranks` are those of accepted
+    nodes, and before them whether a chain was verified."""
     scheduled = scheduler.schedule()
     scheduled.num_invalid_spec_tokens = {"a": invalid}
     scheduled.verify_budget = verify_budget
@@ -116,8 +111,7 @@ def test_drafts_of_a_trimmed_step_count_even_if_none_is_verified(make_scheduler)
     """So that accepted tokens + 1 are what a request receives in such a step."""
     scheduler = make_scheduler()
     step(scheduler, [1])
-    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1] * K]))
-    outputs = step(scheduler, [9], invalid=K, verify_budget=0)
+    outputs = verify(scheduler, K, [9], invalid=K, verify_budget=0)
     assert counts(scheduler, outputs) == [0, 0]
 
 
@@ -131,8 +125,7 @@ def test_drafts_past_the_drafters_context_do_not_count(
     scheduler = make_scheduler(**(TREE if is_tree else {}))
     step(scheduler, [1])
     ranks, drafts = ([0] * 4, N) if is_tree else (None, K)
-    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1] * drafts]))
-    outputs = step(scheduler, [1, 9] if room else [9], ranks=ranks)
+    outputs = verify(scheduler, drafts, [1, 9] if room else [9], ranks=ranks)
     if is_tree and room == K:
         expected = [N, 1]
     assert counts(scheduler, outputs) == expected

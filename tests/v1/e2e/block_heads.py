@@ -40,11 +40,8 @@ TAPPED = list(range(LAYERS - 1))
 
 
 def _backbone(is_anchor_first: bool) -> Tensors:
-    """A layer that counts on from the target's states, and the block's first token.
-
-    Args:
-        is_anchor_first: whether a query predicts the position after its own.
-    """
+    """A layer that counts on from the target's states, and the block's first token; a
+    query predicts its own position, or the one after it."""
     tokens = torch.arange(VOCAB)
     embedded, said = parts(tokens), parts(tokens)
     embedded[:, :A] = 0

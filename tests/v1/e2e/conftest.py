@@ -39,14 +39,7 @@ KV_CACHE_BYTES = 1 << 30
 def vllm_runner(
     models: Path, engine_env, on_cpu: bool, tmp_path_factory
 ) -> Callable[..., VllmRunner]:
-    """Starts an engine, by default with the bundled target: see `VllmRunner`.
-
-    Args:
-        graphs: whether draft passes are CUDA graphs, which a CPU emulates.
-        setup: functions that run in the engine's process before it starts.
-        env: additional environment variables.
-        arguments: of the engine, beside those of `ENGINE`.
-    """
+    """Starts an engine, by default with the bundled target: see `VllmRunner`."""
     common = engine_env | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), engine_env.get("PYTHONPATH", "")]),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -63,10 +56,10 @@ def vllm_runner(
 
     def start(
         model: str | Path = models / "target",
-        graphs: bool = False,
-        setup: list[Setup] | None = None,
+        graphs: bool = False,  # of draft passes, which a CPU emulates
+        setup: list[Setup] | None = None,  # what the engine's process runs first
         env: dict[str, str] | None = None,
-        **arguments: Any,
+        **arguments: Any,  # beside those of `ENGINE`
     ) -> VllmRunner:
         arguments["model"] = str(model)
         if not on_cpu:

@@ -95,12 +95,8 @@ def scale_kv_caches(engine: Engine) -> None:
 def update_weights(
     engine: Engine, target: str = "", sent_target: str = "", sent_drafter: str = ""
 ) -> None:
-    """Updates weights as after a training step, and drops cached KV of the old ones.
-
-    Args:
-        target: folder of the weights that the target loads.
-        sent_target, sent_drafter: folders of weights that are sent.
-    """
+    """Updates weights as after a training step, and drops cached KV of the old ones:
+    from folders, which the target loads or which are sent."""
     llm = engine.llm
     if target:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": target})

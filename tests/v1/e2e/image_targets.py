@@ -82,23 +82,14 @@ def number(marks: dict[str, str], name: str) -> int:
 
 
 class Kind(NamedTuple):
-    """A kind of target.
+    """A kind of target."""
 
-    Attributes:
-        config: name of its config class.
-        more: further keys of its config.
-        marks: special tokens of images, by their names in transformers.
-        stands_for: the special tokens in a prompt that an image replaces.
-        images: the image processor.
-        processor: settings of the processor, which puts images into prompts.
-    """
-
-    config: str
-    more: dict[str, Any]
-    marks: dict[str, str]
-    stands_for: tuple[str, ...]
-    images: Any
-    processor: dict[str, Any]
+    config: str  # name of its class
+    more: dict[str, Any]  # keys of it
+    marks: dict[str, str]  # special tokens of images, by their names in transformers
+    stands_for: tuple[str, ...]  # those in a prompt that an image replaces
+    images: Any  # processes images
+    processor: dict[str, Any]  # settings of the one that puts images into prompts
 
     def image(self) -> list[int]:
         """Tokens of a prompt that represent an image."""
@@ -216,13 +207,10 @@ def processor_of_images(info: Any, **given: Any) -> Any:
     made = kind.__new__(kind)
     made.tokenizer, made.chat_template = info.get_tokenizer(), None
     made.image_processor = made.video_processor = QWEN_PROCESSOR
-    made.image_token_id, made.video_token_id = (
-        config.image_token_id,
-        config.video_token_id,
-    )
-    made.image_token, made.video_token = made.tokenizer.convert_ids_to_tokens(
-        [made.image_token_id, made.video_token_id]
-    )
+    for name in ("image_token", "video_token"):
+        token = getattr(config, f"{name}_id")
+        setattr(made, f"{name}_id", token)
+        setattr(made, name, made.tokenizer.convert_ids_to_tokens(token))
     return made
 
 
@@ -239,11 +227,7 @@ def take_plain(needed: str) -> None:
 
 
 def register_model(folder: str) -> None:
-    """Registers a model's class here, as vLLM would inspect it in an unpatched process.
-
-    Args:
-        folder: of the model.
-    """
+    """Registers a model's class: vLLM would inspect it in an unpatched process."""
     config = json.loads((Path(folder) / "config.json").read_text())
     (name,) = config["architectures"]
     file, needed = MODELS[name]

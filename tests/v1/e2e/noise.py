@@ -20,11 +20,8 @@ def noised(
 def keyed_noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
     """[n] float64 noise: the token with the largest logit / temperature + noise wins.
 
-    Gumbel noise of MurmurHash3 over four words: the seed's two, position and token.
-
-    Args:
-        position: of the token before the sampled one.
-        tokens: [n] ids.
+    Gumbel noise of MurmurHash3 over four words: the seed's two, position (of the token
+    before the sampled one) and token.
     """
     hashed = np.zeros(len(tokens), np.uint64)
     for word in (seed & UINT, seed >> 32 & UINT, position & UINT, tokens):

@@ -70,18 +70,11 @@ def compare_drafts(
     drafts: list[tuple[int, int, list[int]]],
     texts: list[list[int]],
     oracle: "ModelOracle | HeadOracle",
-    width: int,
+    width: int,  # drafts per pass
     every: int = 1,
-    limit: int = 1 << 30,
+    limit: int = 1 << 30,  # drafts from this position on are ignored
 ) -> int:
-    """Compares recorded drafts with plain PyTorch; returns the number compared.
-
-    Args:
-        texts: token ids of each request, prompt and output.
-        width: drafts per pass.
-        every: compare one in so many drafts.
-        limit: drafts from this position on are ignored.
-    """
+    """Compares recorded drafts with plain PyTorch; returns the number compared."""
     compared = 0
     for request, known, drafted in drafts[::every]:
         text = texts[request]
@@ -106,12 +99,7 @@ def oracle_for(
 
 
 class ModelOracle:
-    """A draft model, autoregressive or with masks for several tokens per pass.
-
-    Args:
-        folder: of the drafter.
-        target: a transformers model, the target.
-    """
+    """A draft model, autoregressive or with masks for several tokens per pass."""
 
     def __init__(self, folder: Path, target: nn.Module) -> None:
         self.model, self.config = load_model(folder), read_config(folder)
@@ -141,10 +129,7 @@ class Pard2Oracle(ModelOracle):
     """A draft model that is fed the target's hidden states in addition to tokens.
 
     Each token has the state of the preceding token, and the first one zeros; masks and
-    drafts have the last known state.
-
-    Args:
-        layers: indices into the hidden states of transformers, in the order fed.
+    drafts have the last known state. Layers are numbered as in transformers.
     """
 
     def __init__(
@@ -172,14 +157,9 @@ class _Rows(NamedTuple):
 
 
 class HeadOracle:
-    """An EAGLE-3 head of any family, parallel or not.
+    """An EAGLE-3 head of any family, parallel or not, that is fed inputs of `layers`.
 
     It pairs the hidden state of a token with the next token.
-
-    Args:
-        folder: of the head.
-        target: a transformers model.
-        layers: the target's layers whose inputs the head is fed.
     """
 
     def __init__(

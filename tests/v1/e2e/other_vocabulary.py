@@ -26,12 +26,8 @@ class OtherVocabulary(NamedTuple):
 def with_other_vocabulary(
     drafter: Path, target: Path, folder: Path, lacks_every: int | None = None
 ) -> OtherVocabulary:
-    """A copy of a bundled draft model, with `NUM_OWN` additional tokens.
-
-    Args:
-        target: the model whose tokenizer it had.
-        lacks_every: one in so many of the target's tokens is missing.
-    """
+    """A copy of a bundled draft model, with `NUM_OWN` additional tokens, that lacks one
+    in so many of the target's."""
     config = json.loads((drafter / "config.json").read_text())
     number = config["vocab_size"]
     every = range(number + NUM_OWN)
@@ -64,9 +60,7 @@ def renumbered(
     drafter: Path, ids: list[int], own: list[int]
 ) -> dict[str, torch.Tensor]:
     """A model's tensors with its tokens at `ids`, and likelier ones at `own`."""
-    tensors: dict[str, torch.Tensor] = {}
-    for file in drafter.glob("*.safetensors"):
-        tensors |= load_file(file)
+    tensors = load_file(drafter / "model.safetensors")
     for name, rows in tensors.items():
         if "embed_tokens" in name or "lm_head" in name:
             tensors[name] = rows.new_empty(len(ids) + len(own), rows.shape[1])
@@ -81,9 +75,8 @@ def in_target_ids(drafter: Path, other: OtherVocabulary, folder: Path) -> Path:
     Tokens that the other lacks are fed as its EOS, and never drafted.
     """
     shutil.copytree(drafter, folder)
-    config, tensors = json.loads((drafter / "config.json").read_text()), {}
-    for file in drafter.glob("*.safetensors"):
-        tensors |= load_file(file)
+    config = json.loads((drafter / "config.json").read_text())
+    tensors = load_file(drafter / "model.safetensors")
     lacked = [token for token, own in enumerate(other.ids) if own is None]
     tensors.setdefault("lm_head.weight", tensors[EMBED].clone())
     tensors["lm_head.weight"][lacked] = 0  # the best logit is above 0

@@ -59,17 +59,11 @@ class EngineError(Exception):
 
 
 class Request:
-    """A request, and when it is aborted.
-
-    Args:
-        prompt: token ids, or another of vLLM's prompts.
-        abort_after: number of its tokens after which it is aborted.
-        params: sampling parameters; by default it is greedy.
-    """
+    """A request, greedy by default, and after how many tokens it is aborted."""
 
     def __init__(
         self,
-        prompt: Any,
+        prompt: Any,  # token ids, or another of vLLM's prompts
         max_tokens: int,
         abort_after: int = sys.maxsize,
         lora_request: LoRARequest | None = None,
@@ -83,18 +77,12 @@ class Request:
 
 @dataclass
 class Served:
-    """What requests were answered.
-
-    Attributes:
-        outputs: by request.
-        counters: what was added to vLLM's counters, one number for each value of a
-            label, by name.
-        drafts: recorded ones: number of the request, number of tokens known before
-            them, and tokens.
-    """
+    """What requests were answered."""
 
     outputs: list[RequestOutput]
+    # What was added to vLLM's counters, by name, for each value of a label.
     counters: dict[str, list[int]]
+    # Recorded ones: number of the request, number of tokens known before, and tokens.
     drafts: list[tuple[int, int, list[int]]] = field(default_factory=list)
 
     @property
@@ -112,11 +100,7 @@ class Served:
 
 
 class VllmRunner(AbstractContextManager):
-    """An engine in another process, until the context ends.
-
-    Raises:
-        EngineError: it did not start.
-    """
+    """An engine in another process, until the context ends; or an EngineError."""
 
     def __init__(
         self,

@@ -132,12 +132,7 @@ def parts(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def save_target(name: str, folder: Path, seed: int = 0, step: int = 1) -> Path:
-    """Saves a target.
-
-    Args:
-        seed: for its layers.
-        step: by which it counts; other values than 1 change the tokens' embeddings.
-    """
+    """Saves a target that counts by `step`; another than 1 changes its embeddings."""
     kind, more = TARGETS[name]
     config = getattr(transformers, kind)(**SIZES | more)
     torch.manual_seed(seed)
@@ -235,12 +230,8 @@ def later(by: int) -> torch.Tensor:
 
 
 def _layer(name: str, nearest: int, fed: int) -> Tensors:
-    """A layer that gathers parts of preceding tokens, and maps them to the next token.
-
-    Args:
-        nearest: how far the first head looks back; each other one looks one further.
-        fed: input width of the projections of queries, keys and values.
-    """
+    """A layer, fed so many columns, that gathers parts of preceding tokens, and maps
+    them to the next. The first head looks back by `nearest`, each other one further."""
     distances = [nearest + head for head in range(HEADS)]
     queries, keys = looking_back(distances)
     values = torch.zeros(HEAD_DIM, fed)
@@ -280,11 +271,8 @@ def _tables(embedded: torch.Tensor, said: torch.Tensor) -> Tensors:
 
 
 def save_pard(folder: Path, nearest: int = 0) -> Path:
-    """A PARD that counts on from a slot's token, or for masks from the last known one.
-
-    Args:
-        nearest: counts on from the token that many slots before it instead.
-    """
+    """A PARD that counts on from a slot's token, or for masks from the last known one;
+    or from the token `nearest` slots before it."""
     known = parts(torch.arange(VOCAB))
     layer = _layer("layers.0", nearest, WIDTH)
     return _save_model(folder, _tables(known / 2**0.5, known), layer)
@@ -332,10 +320,7 @@ def save_head(folder: Path, is_parallel: bool, nearest: int = 1) -> Path:
 
     Its own hidden state contains the first part of its slot's token, so that later
     passes can be fed it instead of the target's states. It has only some of the tokens,
-    in reverse order.
-
-    Args:
-        nearest: how many slots before its own the nearest slot is that it uses.
+    in reverse order. The nearest slot that it uses is so many before its own.
     """
     config, tensors = _head(is_parallel, nearest)
     kept = torch.arange(REDUCED).flip(0)

@@ -100,12 +100,7 @@ def save_drafter(mode: str, folder: Path) -> Path:
 
 
 class Seen:
-    """A target with the images of a prompt, used like a language model by oracles.
-
-    Args:
-        target: a Qwen3-VL of transformers.
-        images: in the order of their tokens.
-    """
+    """A Qwen3-VL with the images of a prompt, used like a language model by oracles."""
 
     def __init__(self, target: nn.Module, images: list[Image.Image]) -> None:
         self.target, self.config = target, target.config.get_text_config()
@@ -194,11 +189,7 @@ def images_of(number: int) -> list[Any]:
 
 
 def request(number: int, is_whole: bool) -> Request:
-    """With one image, two images, or none.
-
-    Args:
-        is_whole: whether the prompt has a token for each cell of an image.
-    """
+    """With one image, two or none; a whole prompt has a token for each cell of it."""
     text, sides = prompt(24 + 9 * number), SIDES[number]
     start, image, end = QWEN.image()
     tokens, each = [], len(text) // (len(sides) + 1)

@@ -285,7 +285,8 @@ def test_wrong_acceptance_rule_is_detected(draw, logits, mode: str):
 def write_models(folder: Path) -> dict[str, Path]:
     """The target and a drafter of each mode, by name."""
     torch.manual_seed(0)
-    target = llama_weights()
+    embed, lm_head = normal(VOCAB, HIDDEN), matrix(VOCAB, HIDDEN, gain=1.5)
+    target = {EMBED: embed, LM_HEAD: lm_head} | layer_weights()
     pard = LLAMA | {"pard_token": MASK}
     mask = {"mask_hidden": normal(1, 3 * HIDDEN)}
     checkpoints = {
@@ -333,11 +334,6 @@ def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
 
 def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
     return normal(rows, columns, std=gain * columns**-0.5)
-
-
-def llama_weights() -> Tensors:
-    embed, lm_head = normal(VOCAB, HIDDEN), matrix(VOCAB, HIDDEN, gain=1.5)
-    return {EMBED: embed, LM_HEAD: lm_head} | layer_weights()
 
 
 def layer_weights(prefix: str = "model.") -> Tensors:

@@ -47,14 +47,10 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Session:
-    """Parts of a prompt, each of which continues after the one before was answered.
-
-    Attributes:
-        is_late: whether each part arrives only then, instead of all at once.
-    """
+    """Parts of a prompt, each of which continues after the one before was answered."""
 
     parts: list[Request]
-    is_late: bool = False
+    is_late: bool = False  # each part arrives only then, instead of all at once
 
     def add(self, engine: Engine, name: str, number: int) -> None:
         """Adds a part; the last one also ends the session."""

@@ -84,11 +84,7 @@ class Simulation:
     """An engine whose drafts are verified in the step after the one that chose them.
 
     The chooser learns what was accepted yet one step later, as with asynchronous
-    scheduling.
-
-    Args:
-        times: that the chooser measured at start; None: the right ones.
-        tells: whether the times of served steps are reported.
+    scheduling. It has measured `times` at start, and `tells` those of served steps.
     """
 
     def __init__(self, engine, seed: int = 0, times=None, tells: bool = False):

@@ -189,14 +189,20 @@ def test_data_parallel_ranks_measure_the_same_steps(monkeypatch):
 
 
 class FakeWorker:
-    """Records its steps, and after how many of them the device is synchronized."""
+    """Records its steps, and after how many of them the device is synchronized; it has
+    vLLM's own way to switch its monitor on."""
+
+    _maybe_activate_jit_monitor = Worker._maybe_activate_jit_monitor
+    observability_config = ObservabilityConfig()
 
     def __init__(self, max_num_batched_tokens=512, max_model_len=4096, num_blocks=100):
+        self.steps, self.waited_after, self.connector = [], [], []
+        self.execute_model = self.steps.append
         spec = SimpleNamespace(block_size=16)
         self.model_runner = SimpleNamespace(
             device=torch.device("cpu"),
             max_model_len=max_model_len,
-            kv_connector=SimpleNamespace(set_disabled=self.set_disabled),
+            kv_connector=SimpleNamespace(set_disabled=self.connector.append),
             kv_cache_config=SimpleNamespace(
                 num_blocks=num_blocks,
                 kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * 2,
@@ -213,13 +219,7 @@ class FakeWorker:
             model_state=SimpleNamespace(),
             trimming=None,
         )
-        self.steps, self.waited_after, self.connector = [], [], []
-
-    def set_disabled(self, disabled: bool) -> None:
-        self.connector.append(disabled)
-
-    def execute_model(self, step) -> None:
-        self.steps.append(step)
+        self.vllm_config = self.model_runner.vllm_config
 
     def sample_tokens(self, grammar) -> None:
         pass
@@ -232,17 +232,6 @@ class FakeWorker:
         first = self.steps[0].scheduled_new_reqs[0]
         counts = (step.num_scheduled_tokens.get(first.req_id, 0) for step in self.steps)
         return first.num_computed_tokens + sum(counts)
-
-
-class FakeGPUWorker(FakeWorker):
-    """With vLLM's own way to switch its monitor on."""
-
-    _maybe_activate_jit_monitor = Worker._maybe_activate_jit_monitor
-    observability_config = ObservabilityConfig()
-
-    @property
-    def vllm_config(self) -> SimpleNamespace:
-        return self.model_runner.vllm_config
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 7])
@@ -322,7 +311,7 @@ def test_compiling_counts_as_warm_up_until_steps_are_timed(schedule, monkeypatch
     monkeypatch.setattr(jit_monitor, "activate", lambda **_: armed.append(True))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
-    worker = FakeGPUWorker()
+    worker = FakeWorker()
     spec = SimpleNamespace(num_speculative_tokens_per_batch_size=schedule)
     worker.vllm_config.speculative_config = spec
     worker._maybe_activate_jit_monitor()  # at the end of vLLM's warm-up

@@ -33,20 +33,12 @@ def drafting_seconds(k: int) -> float:
 
 
 def make_verifier(
-    lengths: tuple[int, ...] = LENGTHS,
-    price: float = 0.0,
-    most_rows: float = float("inf"),
-    least: int = 8,
+    lengths: tuple[int, ...] = LENGTHS,  # whose steps were timed
+    price: float = 0.0,  # seconds that trimming adds to a step
+    most_rows: float = float("inf"),  # steps of more take three times as long
+    least: int = 8,  # requests of the smallest batch that is trimmed
 ) -> Verifier:
-    """A verifier with simulated step times.
-
-    Args:
-        lengths: draft lengths whose steps were timed.
-        price: seconds that trimming adds to a step.
-        most_rows: the largest number of rows with a CUDA graph; larger steps take three
-            times as long.
-        least: requests of the smallest batch that is trimmed.
-    """
+    """A verifier with simulated step times."""
 
     def verifying(n: int, k: float) -> float:
         rows = n * (k + 1)

@@ -40,20 +40,14 @@ def plan_of(layout: DraftLayout, num_drafts: int | None = None) -> DraftPlan:
 
 
 def verified_batch(
-    query_lens: list[int],
-    starts: list[int],
+    query_lens: list[int],  # of each request; 0 for padding
+    starts: list[int],  # positions of their first tokens
     max_num_reqs: int | None = None,
     **fields: torch.Tensor,
 ) -> VerifiedBatch:
     """A batch of requests that have each sampled a token; none were rejected.
 
-    Token ids count from 100, request states from 0.
-
-    Args:
-        query_lens: tokens of each request; 0 for padding.
-        starts: the position of each one's first token.
-        max_num_reqs: by default the number of requests.
-        fields: fields that differ from this.
+    Token ids count from 100, request states from 0; `fields` differ from this.
     """
     n = len(query_lens)
     most = max_num_reqs or n

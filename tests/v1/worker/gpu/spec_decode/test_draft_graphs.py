@@ -46,16 +46,10 @@ def engine_config(
     schedule=None,
     trims: bool = False,
     num_nodes: int | None = None,
-    sizes: list[int] | None = None,
+    sizes: list[int] | None = None,  # by default vLLM's for the schedule
     enforce_eager: bool | None = None,
 ) -> SimpleNamespace:
-    """Of an engine that drafts up to `LONGEST` deep.
-
-    Args:
-        schedule: of draft lengths.
-        num_nodes: of its largest trees.
-        sizes: capture sizes; by default vLLM's for the schedule.
-    """
+    """Of an engine that drafts up to `LONGEST` deep."""
     lengths, most = [LONGEST], num_nodes or LONGEST
     if schedule == "auto":
         lengths = covering_lookup(max_num_seqs, most, schedule)[1:]

@@ -20,9 +20,12 @@ from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.runner import DraftRunner
 from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, Vocabulary
 
-from .batches import DEVICE, block_tables, int32, int64, plan_of
+from .batches import DEVICE, block_tables, int32, int64, plan_of, verified_batch
 
 MAX_MODEL_LEN, MASK, VOCAB = 64, 99, 100
+# Of a verified batch, the fields of the target's, and those of a step.
+OF_BATCH = "query_start_loc", "input_ids", "positions", "idx_mapping"
+OF_REQUESTS = "num_sampled", "next_prefill_tokens", "temperature", "seeds"
 
 
 class Counter(Drafter):
@@ -90,33 +93,26 @@ def step_of(
     query_lens: list[int], starts: list[int], rejected: list[int]
 ) -> TargetStep:
     """A step of requests that have each sampled token 50, 51, …; tokens are 0, 1, …"""
-    n, ends = len(query_lens), np.cumsum([0, *query_lens]).astype(np.int32)
-    spans = zip(starts, query_lens, strict=True)
-    positions = [at for start, count in spans for at in range(start, start + count)]
+    total, ends = sum(query_lens), np.cumsum([0, *query_lens]).astype(np.int32)
+    known = verified_batch(query_lens, starts, 4, input_ids=int32(range(total)))
     batch = SimpleNamespace(
-        num_reqs=n,
-        num_tokens=int(ends[-1]),
+        num_reqs=len(query_lens),
+        num_tokens=total,
         num_scheduled_tokens=np.array(query_lens),
         decode_graph_eligible=False,
         num_draft_tokens_per_req=None,
         query_start_loc_np=ends,
-        query_start_loc=int32(ends.tolist()),
         seq_lens_cpu_upper_bound=torch.tensor(starts) + torch.tensor(query_lens),
-        input_ids=int32(range(len(positions))),
-        positions=int64(positions),
-        idx_mapping=int64(range(n)),
+        **{name: getattr(known, name) for name in OF_BATCH},
     )
     return TargetStep(
         batch,
-        num_sampled=int32([1] * n),
         num_rejected=int32(rejected),
         slot_mappings=None,
-        last_hidden=torch.zeros(len(positions), 1, device=DEVICE),
+        last_hidden=torch.zeros(total, 1, device=DEVICE),
         aux_hidden=None,
         last_sampled=int64([50, 51, 52, 53]),
-        next_prefill_tokens=int32([0] * 4),
-        temperature=torch.zeros(4, device=DEVICE),
-        seeds=int64([0] * 4),
+        **{name: getattr(known, name) for name in OF_REQUESTS},
     )
 
 

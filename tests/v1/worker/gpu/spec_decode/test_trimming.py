@@ -22,8 +22,7 @@ K, N = 3, 8
 class Worker(Trimming):
     """Worker-side trimming of N requests.
 
-    Attributes:
-        learnt: an entry for each step that the estimator learned from.
+    `learnt` has an entry for each step that the estimator learned from.
     """
 
     def __init__(self) -> None:

@@ -75,12 +75,10 @@ def ancestors(nodes: list[Node], row: int) -> set[int]:
 def walk(
     nodes: list[Node], tokens: list[int], drawn: list[int], chain_only: bool
 ) -> tuple[list[int], list[int]]:
-    """Sampled tokens and the rows of the accepted path, from row 0 on.
+    """Sampled tokens and the rows of the accepted path, from row 0 on: of each row, its
+    token and the one that the target has drawn after it are known.
 
-    Args:
-        tokens: of each row; row 0's is ignored.
-        drawn: the target's token after each row.
-        chain_only: only the chain of best tokens, in consecutive rows, is accepted.
+    With `chain_only` only best tokens, in consecutive rows, are accepted.
     """
     path, sampled = [0], []
     while True:

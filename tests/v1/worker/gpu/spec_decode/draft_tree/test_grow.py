@@ -21,16 +21,11 @@ R, K = 8, 4  # request states, and depth
 def assert_likeliest(
     candidates: Candidates,
     num_nodes: int,
-    states: list[int],
+    states: list[int],  # of each request; -1 for padding
     chain_only: list[bool],
-    drafted: list[int] | None = None,
+    drafted: list[int] | None = None,  # how many positions of each may be
 ) -> None:
-    """Grows trees, and compares them with the reference's.
-
-    Args:
-        states: of each request; -1 for padding.
-        drafted: how many positions of each request may be drafted.
-    """
+    """Grows trees, and compares them with the reference's."""
     n, drafted = len(states), drafted or [K] * len(states)
     trees = DraftTrees.chains(R, K, num_nodes, DEVICE)
     requests = torch.full((n, K), -1, device=DEVICE)

@@ -65,17 +65,18 @@ class Measurement:
         self.expected: list[Answer] = []
         self.begin = time.monotonic()
         self.not_reached = [side.name for side in self.sides]
-        numbers = range(len(self.sides))
-        started = [*map(self._start_process, numbers)] if self.starts_together else []
+        waiting: list[EngineProcess] = []  # started, but not measured yet
         try:
+            if self.starts_together:
+                waiting += map(self._start_process, range(len(self.sides)))
             for number, side in enumerate(self.sides):
                 self._say(side, "starting")
-                process = started[number] if started else self._start_process(number)
+                process = waiting.pop(0) if waiting else self._start_process(number)
                 self._measure_process(process, side)
                 self.not_reached.pop(0)
                 self.save()
         finally:
-            for process in started:
+            for process in waiting:
                 process.stop(0.0)
 
     def _start_process(self, number: int) -> EngineProcess:

@@ -45,9 +45,8 @@ QUESTIONS = (
     ),
     "Write a short e-mail that thanks a colleague for help with a project.",
 )
-FLAGS = ["--quick", "--repeats=1", "--concurrency=1", "--output-len=128"]
-FLAGS += ["--max-model-len=1024", "--gpu-memory-utilization=0.3"]
-FLAGS += [f"--kv-cache-memory-bytes={1 << 28}"]
+FLAGS = "--quick --repeats=1 --concurrency=1 --output-len=128 --max-model-len=1024 "
+FLAGS += f"--gpu-memory-utilization=0.3 --kv-cache-memory-bytes={1 << 28}"
 # Compiling takes longer than all answers; two bfloat16 logits are often equal.
 ON_CPU = ["--dtype=float32", "-cc.mode=none"]
 TOY = ["-m", "vllm.entrypoints.cli.main", "bench", "drafters", "--quick"]
@@ -64,7 +63,7 @@ def demo() -> int:
     except (OverlayError, ImportError) as error:
         print(f"The toy runs, not the real model: {in_short(error)}", flush=True)
         os.execv(sys.executable, [sys.executable, *TOY])
-    words = [f"--model={model}", *FLAGS, *ON_CPU * current_platform.is_cpu()]
+    words = [f"--model={model}", *FLAGS.split(), *ON_CPU * current_platform.is_cpu()]
     words += ["--drafter", *map(json.dumps, fill_bundled(model))]
     args = command.parse(words)
     command.fill_in(args)

@@ -354,8 +354,8 @@ def attend_rows(
             block_table [at least n, most blocks] int32, and draft_tree.
         out: [at least T, HQ, D], written.
         prefix: attention of each row to its prefix alone, without sinks, [T, HQ, D],
-            and the log-sum-exp of its scores, [HQ, T] float32; what they are for rows
-            without a prefix does not matter. None: to be computed.
+            and the log-sum-exp of its scores, contiguous [HQ, T] float32; what they are
+            for rows without a prefix does not matter. None: to be computed.
     """
     tree: TreeAttention = metadata.draft_tree
     (num_tokens, heads, size), kv_heads = query.shape, kv_cache.shape[1]

@@ -158,7 +158,7 @@ class TreeRejectionSampler(RejectionSampler):
 RANKS = tl.constexpr(256)
 
 
-# Logits are verified in chunks of requests, which begin anywhere in these.
+# Chunks of requests begin anywhere in these tensors, and ranks anywhere behind paths.
 _UNALIGNED = "nodes cu_num_logits idx_mapping chain_only path_ranks"
 
 

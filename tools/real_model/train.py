@@ -23,6 +23,8 @@ COMMON = {
     "scheduler_type": "cosine",
     "scheduler_warmup_ratio": 0.03,
     "num_workers": 8,
+    # A step that is logged waits for the GPU nine times.
+    "log_freq": 100,
     # Nothing is compiled: that takes minutes, as long as all steps of so small a head,
     # and fails for the fused losses with PyTorch 2.11.
     "loss_implementation": "eager",

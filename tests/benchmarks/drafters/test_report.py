@@ -37,6 +37,9 @@ class FakeEngine:
     def send(self, message: tuple[str, dict[str, Any]]) -> None:
         self.sent = message[0]
 
+    def wait(self) -> None:
+        self.events.append(("up", self.number))
+
     def answer(self) -> Any:
         return self.ask(self.sent)
 
@@ -174,7 +177,7 @@ def test_failing_engine(measured):
 
 @pytest.mark.parametrize("broken", [(), (None,)], ids=["measured", "failing"])
 def test_engines_that_start_together(measured, broken):
-    """They are measured one after the other, and each is ended once."""
+    """All are up before one is measured, one after the other; each is ended once."""
     found = measured(sides("d"), broken=broken, is_run=False)
     found.starts_together = True
     if broken:
@@ -183,7 +186,8 @@ def test_engines_that_start_together(measured, broken):
     else:
         found.run()
     numbers = range(len(found.sides))
-    assert found.events[: len(numbers)] == [("start", n) for n in numbers]
+    begun = [(event, n) for event in ("start", "up") for n in numbers]
+    assert found.events[: len(begun)] == begun
     asked = [n for event, n in found.events if event in ("describe", "run")]
     assert asked == sorted(asked) and {*asked} == ({0} if broken else {*numbers})
     ended = [n for event, n in found.events if event in ("stop", "kill")]

@@ -69,6 +69,8 @@ class Measurement:
         try:
             if self.starts_together:
                 waiting += map(self._start_process, range(len(self.sides)))
+                for process in waiting:  # none is measured while another starts
+                    process.wait()
             for number, side in enumerate(self.sides):
                 self._say(side, "starting")
                 process = waiting.pop(0) if waiting else self._start_process(number)

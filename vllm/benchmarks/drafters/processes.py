@@ -116,6 +116,10 @@ class EngineProcess:
             raise EngineError(f"{found} (see {self.log})")
         return found
 
+    def wait(self) -> None:
+        """Waits until it has answered, or ended."""
+        self.pipe.poll(None)
+
     def stop(self, wait_s: float = STOP_S) -> None:
         """Ends it and its workers; waits until their memory is free."""
         self.pipe.close()

@@ -3,6 +3,7 @@
 
 import datetime
 import json
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def evaluate(
             what is drafted after every token (see `benchmarks.spec_decode.traces`).
         engine: arguments of `LLM`.
     """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # `Engine` reads its scheduler
     if head is not None:
         spec = {"model": str(head), "num_speculative_tokens": K} | spec
     if record:

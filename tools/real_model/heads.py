@@ -15,21 +15,21 @@ LAYERS = (2, 15, 27)
 MASK_TOKEN_ID = 16
 DRAFT_VOCAB_SIZE = 8192
 VOCAB_SIZE = 49152
-K = 7
+K = 8
 # Arguments of `speculators train`, those that differ from its defaults. Attention over
 # the whole text, and in both directions in a block: the same in each engine.
 BLOCKS = {
     "max_anchors": 1024,
     "num_layers": 3,
-    "block_size": 8,
+    "block_size": K + 1,
     "full_attention_indices": [0, 1, 2],
 }
 HEADS: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},
     "peagle": {
         "num_layers": 4,
-        "num_depths": 8,
-        "max_anchors": 1024,
+        "num_depths": K,
+        "max_anchors": 4096,
         "full_attention_indices": [0, 1, 2, 3],
     },
     "dflash": BLOCKS | {"sliding_window_non_causal": True},

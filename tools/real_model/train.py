@@ -15,6 +15,7 @@ from . import draft_models
 from .heads import DRAFT_VOCAB_SIZE, HEADS, LAYERS, MASK_TOKEN_ID
 
 RATIO = 0.98  # of the text; the rest is for validation
+SDPA = "sdpa"
 COMMON = {
     "target_layer_ids": list(LAYERS),
     "mask_token_id": MASK_TOKEN_ID,
@@ -26,10 +27,10 @@ COMMON = {
     "num_workers": 8,
     # A step that is logged waits for the GPU nine times.
     "log_freq": 100,
-    # Nothing is compiled: that takes minutes, as long as all steps of so small a head,
-    # and fails for the fused losses with PyTorch 2.11.
+    # Nothing is compiled, unless for flex attention: that takes minutes, as long as all
+    # steps of so small a head, and fails for the fused losses with PyTorch 2.11.
     "loss_implementation": "eager",
-    "draft_attn_impl": "sdpa",
+    "draft_attn_impl": SDPA,
 }
 
 
@@ -56,7 +57,8 @@ def train(
         draft_models.train(head, model, data, out, steps, options)
         return
     begin = time.monotonic()
-    torch.compiler.set_stance("force_eager")
+    if options.get("draft_attn_impl", SDPA) == SDPA:
+        torch.compiler.set_stance("force_eager")
     options = {"max_steps": steps} | options
     epochs = epochs_of(data, options)
     options |= {"verifier_name_or_path": model, "data_path": data, "save_path": out}

@@ -20,10 +20,10 @@ K = 8
 # the whole text, and in both directions in a block: the same in each engine.
 BLOCKS = {
     "max_anchors": 1024,
-    "num_layers": 3,
     "block_size": K + 1,
-    "full_attention_indices": [0, 1, 2],
+    "full_attention_indices": [0, 1, 2, 3, 4],
 }
+SMALL = {"num_layers": 3, "full_attention_indices": [0, 1, 2]}  # it is bundled
 HEADS: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},
     "peagle": {
@@ -32,7 +32,7 @@ HEADS: dict[str, dict[str, object]] = {
         "max_anchors": 4096,
         "full_attention_indices": [0, 1, 2, 3],
     },
-    "dflash": BLOCKS | {"sliding_window_non_causal": True},
+    "dflash": BLOCKS | SMALL | {"sliding_window_non_causal": True},
     # Its candidates are of the whole vocabulary.
     "dflash2": BLOCKS | {"selector_rank": 64, "draft_vocab_size": VOCAB_SIZE},
     "dspark": BLOCKS | {"markov_rank": 64},

@@ -11,7 +11,6 @@ from datasets import load_from_disk
 from speculators.train.cli import main as speculators_train
 from speculators.train.config import TrainConfig
 
-from . import draft_models
 from .heads import DRAFT_VOCAB_SIZE, HEADS, LAYERS, MASK_TOKEN_ID
 
 RATIO = 0.98  # of the text; the rest is for validation
@@ -47,15 +46,11 @@ def arguments(head: str, **options: Any) -> list[str]:
 def train(
     head: str, model: Path, data: Path, out: Path, steps: int, options: dict[str, Any]
 ) -> None:
-    """Trains a drafter. The folder of a head's last epoch in `out` is a checkpoint that
-    vLLM serves; of a draft model it is `out`.
+    """Trains a head; its last epoch's folder in `out` is a checkpoint that vLLM serves.
 
     Args:
-        options: more arguments of `speculators train`, or of transformers' trainer.
+        options: more arguments of `speculators train`.
     """
-    if head not in HEADS:
-        draft_models.train(head, model, data, out, steps, options)
-        return
     begin = time.monotonic()
     if options.get("draft_attn_impl", SDPA) == SDPA:
         torch.compiler.set_stance("force_eager")

@@ -14,7 +14,6 @@ from speculators.train.config import TrainConfig
 from .heads import DRAFT_VOCAB_SIZE, HEADS, LAYERS, MASK_TOKEN_ID
 
 RATIO = 0.98  # of the text; the rest is for validation
-SDPA = "sdpa"
 COMMON = {
     "target_layer_ids": list(LAYERS),
     "mask_token_id": MASK_TOKEN_ID,
@@ -29,7 +28,7 @@ COMMON = {
     # Nothing is compiled, unless for flex attention: that takes minutes, as long as all
     # steps of so small a head, and fails for the fused losses with PyTorch 2.11.
     "loss_implementation": "eager",
-    "draft_attn_impl": SDPA,
+    "draft_attn_impl": "sdpa",
 }
 
 
@@ -52,7 +51,7 @@ def train(
         options: more arguments of `speculators train`.
     """
     begin = time.monotonic()
-    if options.get("draft_attn_impl", SDPA) == SDPA:
+    if (COMMON | options)["draft_attn_impl"] == "sdpa":
         torch.compiler.set_stance("force_eager")
     options = {"max_steps": steps} | options
     epochs = epochs_of(data, options)

@@ -99,7 +99,6 @@ def python_for(
     cache = f"{key.implementation}-{key.mode}-{key.shapes}-{lane}"
     env = {
         "VLLM_USE_V2_MODEL_RUNNER": str(int(key.implementation != BASE_V1)),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CACHE_ROOT": str(root / "spec_decode_benchmarks" / cache),

@@ -3,7 +3,6 @@
 
 import datetime
 import json
-import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,6 @@ def evaluate(
             what is drafted after every token (see `benchmarks.spec_decode.traces`).
         engine: arguments of `LLM`.
     """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # `Engine` reads its scheduler
     if head is not None:
         spec = {"model": str(head), "num_speculative_tokens": K} | spec
     if record:

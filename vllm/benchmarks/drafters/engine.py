@@ -5,6 +5,7 @@ concurrency can be set.
 vLLM's release must be able to run this, too: nothing else of this tree is imported.
 """
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ class Engine:
     """
 
     def __init__(self, **engine: Any):
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         begin = time.perf_counter()
         self.llm = LLM(**engine)
         self.start_s = time.perf_counter() - begin

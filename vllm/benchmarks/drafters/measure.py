@@ -83,7 +83,7 @@ class Measurement:
 
     def _start_process(self, number: int) -> EngineProcess:
         engine = self.llm | {"speculative_config": self.sides[number].spec}
-        env = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        env = {**os.environ}
         if self.starts_together:  # they must not compile into the same files
             env["VLLM_CACHE_ROOT"] = f"{envs.VLLM_CACHE_ROOT}/drafters/{number}"
         log = self.logs / f"engine-{number}.log"

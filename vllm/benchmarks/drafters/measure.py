@@ -68,6 +68,7 @@ class Measurement:
         waiting: list[EngineProcess] = []  # started, but not measured yet
         try:
             if self.starts_together:
+                self._say(self.sides[0], "starting, with all others")
                 waiting += map(self._start_process, range(len(self.sides)))
                 for process in waiting:  # none is measured while another starts
                     process.wait()

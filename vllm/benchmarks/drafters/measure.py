@@ -10,7 +10,6 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from vllm import envs
 from vllm.benchmarks.drafters.compare import NUM_LOGPROBS, tolerance
 from vllm.benchmarks.drafters.engine import Answer, Round
 from vllm.benchmarks.drafters.plan import Side
@@ -84,11 +83,8 @@ class Measurement:
 
     def _start_process(self, number: int) -> EngineProcess:
         engine = self.llm | {"speculative_config": self.sides[number].spec}
-        env = {**os.environ}
-        if self.starts_together:  # they must not compile into the same files
-            env["VLLM_CACHE_ROOT"] = f"{envs.VLLM_CACHE_ROOT}/drafters/{number}"
         log = self.logs / f"engine-{number}.log"
-        process = EngineProcess(PYTHON, SERVE, engine, env, log)
+        process = EngineProcess(PYTHON, SERVE, engine, dict(os.environ), log)
         process.send(("describe", {}))
         return process
 

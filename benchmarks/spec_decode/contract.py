@@ -17,7 +17,7 @@ import pandas as pd
 from benchmarks.spec_decode.report import NAMES
 from benchmarks.spec_decode.results import RESULTS
 
-STORED = RESULTS / "nvidia-h100-80gb-hbm3/contract.json"
+STORED = RESULTS / "nvidia-h200/contract.json"
 NONE, GREEDY = "none", "0"
 SETS = {"humaneval": "HumanEval", "mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 ABOUT = "python -m tools.real_model evaluate NAME --head HEAD ..."
@@ -87,17 +87,24 @@ def accepted(points: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def by_length(shares: pd.DataFrame) -> pd.DataFrame:
-    """Tokens a step of greedy requests by K, and of each question set.
+    """Tokens a step of greedy requests: of chains by K, and of trees by their nodes.
 
     What a chain drafts at a position does not depend on how many drafts follow. A tree
     of another depth has other nodes, so of trees only the whole one is shown.
     """
-    lengths = 1 + shares.xs(GREEDY, level="temperature").cumsum(axis=1)
-    whole = lengths.iloc[:, -1].unstack("questions").rename(columns=SETS)
-    lengths = lengths.xs("all", level="questions")
-    is_tree = lengths.index.str.contains("tree")
-    lengths.loc[is_tree, lengths.columns[:-1]] = float("nan")
-    return lengths.join(whole[[*SETS.values()]])
+    lengths = 1 + shares.xs((GREEDY, "all"), level=POINT[1:]).cumsum(axis=1)
+    lengths.index = lengths.index.str.partition(", ").droplevel(1)
+    whole = lengths.iloc[:, -1].unstack()
+    trees = whole.filter(like="tree").sort_index(
+        axis=1, key=lambda n: n.str[8:].astype(int)
+    )
+    return lengths.xs("", level=1).rename_axis("drafter").join(trees)
+
+
+def by_questions(shares: pd.DataFrame) -> pd.DataFrame:
+    """Tokens a step of greedy requests on each set, with all drafts."""
+    lengths = 1 + shares.xs(GREEDY, level="temperature").sum(axis=1)
+    return lengths.unstack("questions")[[*SETS]].rename(columns=SETS)
 
 
 def by_temperature(shares: pd.DataFrame) -> pd.DataFrame:
@@ -119,7 +126,7 @@ def same_answers(points: list[dict[str, Any]]) -> pd.DataFrame:
 def report(stored: dict[str, Any]) -> Iterator[str]:
     """Tables in Markdown."""
     shares = accepted(stored["points"])
-    for table in (by_length(shares), by_temperature(shares)):
+    for table in (by_length(shares), by_questions(shares), by_temperature(shares)):
         shown = table.map("{:.2f}".format, na_action="ignore").fillna("–")
         yield shown.reset_index().to_markdown(index=False, disable_numparse=True)
     yield same_answers(stored["points"]).reset_index().to_markdown(index=False)

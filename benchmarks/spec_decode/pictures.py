@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from benchmarks.spec_decode import contract
 from benchmarks.spec_decode import results as files
@@ -16,6 +17,8 @@ from benchmarks.spec_decode.traces import RECORDED
 
 MODES = ["eagle3", "dflash", "dflash2", "dspark"]
 SHADES = {"vLLM 0.33.0, best K": "#b5bdc8", 'AnyDraft, "auto"': "#2f6fd0"}
+# Of a drafter's lines, by how it drafts.
+STYLES = {"": "-", "draft probabilities": ":", "tree of 31": "--"}
 
 
 def draw_one_request(results: files.Results) -> Figure:
@@ -46,28 +49,27 @@ def draw_one_request(results: files.Results) -> Figure:
 
 def draw_contract(shares: pd.DataFrame) -> Figure:
     """What greedy steps accept by position, and tokens a step by temperature."""
-    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
     places, heats = figure.subplots(1, 2)
     greedy = shares.xs((contract.GREEDY, "all"), level=contract.POINT[1:])
     lengths = contract.by_temperature(shares).rename(columns=float)
-    drafters = list(dict.fromkeys(name.split(",")[0] for name in lengths.index))
     for axes, table in (places, greedy), (heats, lengths):
-        for name, row in table.iterrows():
-            drafter, _, how = name.partition(", ")
-            style = "--" if "tree" in how else ":" if how else "-"
-            colour = f"C{drafters.index(drafter)}"
-            shown = row.dropna()
-            axes.plot(shown.index, shown, style, color=colour, marker=".", label=name)
+        names = table.index.str.partition(", ")
+        drafters = [*dict.fromkeys(names.get_level_values(0))]
+        for (drafter, _, how), (_, row) in zip(names, table.iterrows(), strict=True):
+            if how in STYLES:
+                shown, colour = row.dropna(), f"C{drafters.index(drafter)}"
+                axes.plot(shown.index, shown, STYLES[how], color=colour, marker=".")
         axes.grid(alpha=0.3)
     places.set(xlabel="position of the draft", ylabel="share of greedy steps")
     heats.set(xlabel="temperature", ylabel="tokens a step")
-    lines = {
-        line.get_label(): line for axes in (places, heats) for line in axes.get_lines()
-    }
-    handles = [lines[name] for name in sorted(lines)]
-    figure.legend(
-        handles=handles, loc="outside right center", frameon=False, fontsize=8
-    )
+    lines = [([], [], f"C{n}", "-", name) for n, name in enumerate(drafters)]
+    lines += [([], [], "black", style, how or "chain") for how, style in STYLES.items()]
+    handles = [
+        Line2D(x, y, color=colour, linestyle=style, label=label)
+        for x, y, colour, style, label in lines
+    ]
+    figure.legend(handles=handles, loc="outside right center", frameon=False)
     return figure
 
 

@@ -33,7 +33,7 @@ def stored(tmp_path: Path) -> Path:
     """Stored counts of a chain, a tree, and a chain with draft probabilities."""
     for name in "none", "none-float32":
         write(tmp_path, name, 0, ("0",))
-    for name in "eagle3", "eagle3-tree-3-float32", "eagle3-float32":
+    for name in "eagle3", "eagle3-tree-31-float32", "eagle3-float32":
         write(tmp_path, name, 1, ("0", "1.5"))
     write(tmp_path, "eagle3-probabilistic", 1, ("0.3", "1.5"))
     file = tmp_path / "stored" / "contract.json"
@@ -45,17 +45,21 @@ def stored(tmp_path: Path) -> Path:
 def test_tables(stored: Path):
     found = json.loads(stored.read_text())
     assert found["vllm"] == "0.33.0"
-    lengths, heats, same = (
+    lengths, questions, heats, same = (
         [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
         for lines in map(str.splitlines, contract.report(found))
     )
-    assert lengths[2:] == [
-        ["EAGLE-3", "1.80", *["2.20"] * 4],
-        ["EAGLE-3, tree of 3", "–", *["2.20"] * 4],
+    assert lengths[::2] == [
+        ["drafter", "1", "2", "tree of 31"],
+        ["EAGLE-3", "1.80", "2.20", "2.20"],
+    ]
+    assert questions[2:] == [
+        ["EAGLE-3", *["2.20"] * 3],
+        ["EAGLE-3, tree of 31", *["2.20"] * 3],
     ]
     assert heats[0] == ["drafter", "0", "0.3", "1.5"]
     assert heats[3] == ["EAGLE-3, draft probabilities", "–", "2.20", "2.20"]
-    assert same[-1] == ["eagle3-tree-3-float32", *["1 of 2"] * 3]
+    assert same[-1] == ["eagle3-tree-31-float32", *["1 of 2"] * 3]
 
 
 def test_picture(stored: Path):
@@ -67,4 +71,4 @@ def test_picture(stored: Path):
 
 def test_stored_results_are_read():
     texts = list(contract.report(json.loads(contract.STORED.read_text())))
-    assert "P-EAGLE, tree of 31" in texts[0]
+    assert "P-EAGLE, tree of 31" in texts[1]

@@ -103,6 +103,15 @@ def _dflash2() -> tuple[dict[str, Any], Tensors]:
     return config, made
 
 
+def _dflash2_taps() -> tuple[dict[str, Any], Tensors]:
+    """Rows mix with those before them in their block: nothing that is right."""
+    config, made = _dflash2()
+    for conv in ("attention_conv", "mlp_conv"):
+        kernel = made[f"layers.0.{conv}.base_kernel"]
+        kernel[:, 1:] = random(conv, *kernel[:, 1:].shape) * 40
+    return config, made
+
+
 def _dspark() -> tuple[dict[str, Any], Tensors]:
     made = _backbone(is_anchor_first=True)
     _only_first_part(made)
@@ -171,6 +180,7 @@ def _lilicorr() -> tuple[dict[str, Any], Tensors]:
 KINDS = {
     "dflash": _dflash,
     "dflash2": _dflash2,
+    "dflash2_taps": _dflash2_taps,
     "dspark": _dspark,
     "lilicorr": _lilicorr,
 }

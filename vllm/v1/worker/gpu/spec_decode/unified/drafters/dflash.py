@@ -17,10 +17,12 @@ from copy import copy
 from typing import Any
 
 import torch
+from torch import nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import num_candidates
+from vllm.model_executor.models.qwen3_dflash2 import DFlashGroupedConv
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
@@ -224,7 +226,8 @@ class TreeDFlash(DFlashSpeculator):
         is_chain, chains = self._is_chain, super().propose(*rest, **others)
         self._use_block(WHOLE)
         if is_chain:
-            drafts[:, : chains.shape[1]] = chains
+            # An idle data-parallel rank drafts for fewer requests than its batch has.
+            drafts[: len(chains), : chains.shape[1]] = chains
         elif count and not dummy_run:
             self._grow(count, batch.idx_mapping)
         return drafts
@@ -248,17 +251,26 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
         sampler = CandidateSampler(self.max_num_reqs, length, self.top_k, self.device)
         return super()._sized(length) | {"candidate_sampler": sampler}
 
-    def _score_candidates(self, *args: torch.Tensor) -> torch.Tensor:
-        """vLLM compiles the scorer for the block that it meets first, a whole one, and
-        does not check that: in shorter ones it runs as it is."""
-        whole = self.speculative_config.drafter.num_speculative_tokens
-        if self.num_speculative_steps == whole:
-            return super()._score_candidates(*args)
-        scorer = getattr(self.model.model, self.scorer)
-        was, scorer.do_not_compile = scorer.do_not_compile, True
-        scores = super()._score_candidates(*args)
-        scorer.do_not_compile = was
-        return scores
+    def load_draft_model(self, *args: Any) -> nn.Module:
+        model = super().load_draft_model(*args)
+        self._convs = [m for m in model.modules() if isinstance(m, DFlashGroupedConv)]
+        compiled = [
+            getattr(model.model, self.scorer),
+            *[model.model] * bool(self._convs),
+        ]
+        # Those that vLLM does compile; the beam's scorer never is.
+        self._of_whole = [m for m in compiled if not getattr(m, "do_not_compile", True)]
+        return model
+
+    def _use_block(self, length: int) -> None:
+        """A row's place in its block is baked into what vLLM compiles, for the block
+        that it meets first, a whole one: in shorter ones that runs as it is."""
+        super()._use_block(length)
+        whole = self._of_block[WHOLE]["num_speculative_steps"]
+        for conv in self._convs:
+            conv.block_size = self.num_query_per_req
+        for module in self._of_whole:
+            module.do_not_compile = self.num_speculative_steps != whole
 
     def _count_candidates(self, num_nodes: int) -> int:
         return self.top_k

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Past the drafter's context drafts are not accepted, and passes are skipped."""
 
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
+from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftLimits
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 from vllm.v1.worker.gpu.spec_decode.verification import with_past_context
@@ -40,24 +42,8 @@ def test_drafts_past_context_are_not_verified(by_grammar: list[int] | None):
 FAR = CONTEXT + 2 * (K + 1)  # past it even if all drafts in flight are rejected
 
 
-@pytest.mark.parametrize(
-    "starts, context, dp_size, is_past",
-    [
-        ([FAR], CONTEXT, 1, True),
-        ([FAR, FAR + 50], CONTEXT, 1, True),
-        ([FAR - 1], CONTEXT, 1, False),
-        ([FAR, 3], CONTEXT, 1, False),
-        ([FAR], CONTEXT, 2, False),  # the other rank may run a pass
-        ([FAR], None, 1, False),
-    ],
-)
-@torch.inference_mode()
-def test_no_pass_if_no_request_can_use_drafts(
-    starts: list[int], context: int | None, dp_size: int, is_past: bool
-):
-    """Of requests with K + 1 tokens each, which start at these positions. Regression:
-    after shorter drafts, the embedding of -1 was looked up."""
-    limit = DrafterConfig("draft_model", K, context=context).limit(MAX_MODEL_LEN)
+def speculator(limit: int, dp_size: int) -> Mock:
+    """What `propose` reads of a speculator."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
@@ -77,6 +63,28 @@ def test_no_pass_if_no_request_can_use_drafts(
         runner=Mock(),
     )
     made._is_past_limit = partial(UnifiedSpeculator._is_past_limit, made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "starts, context, dp_size, is_past",
+    [
+        ([FAR], CONTEXT, 1, True),
+        ([FAR, FAR + 50], CONTEXT, 1, True),
+        ([FAR - 1], CONTEXT, 1, False),
+        ([FAR, 3], CONTEXT, 1, False),
+        ([FAR], CONTEXT, 2, False),  # the other rank may run a pass
+        ([FAR], None, 1, False),
+    ],
+)
+@torch.inference_mode()
+def test_no_pass_if_no_request_can_use_drafts(
+    starts: list[int], context: int | None, dp_size: int, is_past: bool
+):
+    """Of requests with K + 1 tokens each, which start at these positions. Regression:
+    after shorter drafts, the embedding of -1 was looked up."""
+    limit = DrafterConfig("draft_model", K, context=context).limit(MAX_MODEL_LEN)
+    made = speculator(limit, dp_size)
     batch = SimpleNamespace(
         num_reqs=len(starts),
         num_scheduled_tokens=np.full(len(starts), K + 1),
@@ -92,3 +100,21 @@ def test_no_pass_if_no_request_can_use_drafts(
         if is_past:
             found[:, num_drafts:] = -1  # as the model runner does
     assert found.shape == (len(starts), K) and (found >= 0).all()
+
+
+@dataclass
+class Batch:
+    num_reqs: int
+
+
+def test_idle_rank_drafts_for_as_many_requests_as_the_ranks_agreed_on():
+    """Regression: its dummy batch is padded to the target's graph, the draft step's
+    sizes are not, and attention read past the end of its rows."""
+    made, states = speculator(MAX_MODEL_LEN, 2), [Mock() for _ in range(6)]
+    made.inputs.multimodal = None
+    found = UnifiedSpeculator.propose(
+        made, Batch(4), {}, {}, Mock(), None, *states[:3], [None], *states[:2],
+        dp_sync_state=Mock(spec=DPSyncState, num_reqs=3), dummy_run=True,
+    )  # fmt: skip
+    step, *_ = made.runner.run.call_args.args
+    assert step.batch.num_reqs == len(found) == 3

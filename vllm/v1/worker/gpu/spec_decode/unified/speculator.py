@@ -127,6 +127,10 @@ class UnifiedSpeculator(DraftModelSpeculator):
                 input_batch, last_hidden_states, aux_hidden_states, plan
             )
             return self.draft_tokens[:n]
+        if dummy_run and dp_sync_state is not None:
+            # The ranks agreed on sizes for fewer requests than the target's graph has.
+            n = min(n, dp_sync_state.num_reqs)
+            input_batch = replace(input_batch, num_reqs=n)
         rope = self.model_state.rope_state if self.drafter.rope_dims else None
         step = TargetStep(
             input_batch,

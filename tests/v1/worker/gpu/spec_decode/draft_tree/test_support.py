@@ -2,9 +2,11 @@
 """Which targets can verify trees; for others an engine drafts chains."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 import torch.nn as nn
 
 from vllm.config import CUDAGraphMode, ParallelConfig
@@ -13,6 +15,7 @@ from vllm.config.drafter.length import AutoSchedule
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.spec_decode.draft_trees import agree_on_trees
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import why_layer_cannot
 from vllm.v1.worker.gpu.spec_decode.unified.tree.step import (
@@ -151,3 +154,15 @@ def test_only_long_prompts_use_separate_attention(prompt: int, with_prompt: int)
     assert tree.num_tokens == rows[:with_prompt].sum()
     assert tree.covers_batch == (with_prompt == 3)
     assert tree.max_query_len == rows[:with_prompt].max()
+
+
+def test_requests_of_a_step_without_drafts_are_looked_at():
+    """Regression: the trees that it grows were those of the step before, so that a
+    request with penalties got one that it cannot accept."""
+    logits = torch.zeros(2, 8)
+    runner = Mock(spec=GPUModelRunner, batch_sharder=None, draft_tree=Mock())
+    runner.model, runner.sampler = Mock(), Mock()
+    runner.model.compute_logits.return_value = logits
+    batch = SimpleNamespace(num_reqs=2, num_draft_tokens=0, logits_indices=[0, 1])
+    GPUModelRunner.sample(runner, logits, batch, None)
+    runner.draft_tree.constrain.assert_called_once_with(batch, None)

@@ -4,7 +4,7 @@
 With `num_speculative_tokens_per_batch_size="auto"` the engine chooses. The string stays
 in the config, as an `AutoSchedule`. All readers of the schedule call
 `build_dynamic_sd_schedule_lookup`, which for "auto" lists every candidate, so that each
-has its CUDA graphs; the scheduler then replaces the result with a live lookup.
+has its CUDA graphs; in each step `StepDrafts` asks the scheduler's `Chooser` instead.
 """
 
 from collections.abc import Iterable

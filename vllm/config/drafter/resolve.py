@@ -2,8 +2,9 @@
 """Resolves a speculative config, once the engine's config is complete, and says which
 speculator drafts: the unified one, or one of vLLM's own.
 
-`resolve_drafter` sets `drafter` and what vLLM itself reads of it; nothing assigns them
-afterwards.
+`resolve_drafter` sets `drafter`, which nothing assigns afterwards, and what vLLM itself
+reads of it. Of that, what attention does not support is unset once it is known: trees
+(`draft_trees.py`), trimming (`trimming.py`).
 """
 
 from dataclasses import replace

@@ -126,7 +126,7 @@ class Drafter:
 
         Args:
             last: [num_tokens, H], the target's output.
-            aux: [num_tokens, H] each, of the tapped layers, by ascending layer.
+            aux: [num_tokens, H] each, of the tapped layers, as the head lists them.
         """
         return None
 

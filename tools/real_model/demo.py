@@ -82,7 +82,7 @@ def demo() -> int:
     report = Report(measured, args.model, command.engine_flags(words))
     print("\n".join(answers(measured, tokenizer)))
     print("\n\n".join([report.table(), report.verdict(), report.advice()]))
-    return int(bool(measured.failed or not report.is_lossless))
+    return int(bool(measured.failed or report.is_lossless is False))
 
 
 def in_short(error: Exception) -> str:

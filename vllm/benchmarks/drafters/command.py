@@ -114,7 +114,7 @@ def run(measured: "Measurement", args: argparse.Namespace, flags: list[str]) -> 
         status = 130
     measured.save()
     print("\n" + "\n\n".join([report.table(), report.verdict(), report.advice()]))
-    return status or (1 if not report.is_lossless else 3 * bool(measured.failed))
+    return status or (1 if report.is_lossless is False else 3 * bool(measured.failed))
 
 
 def write(file: Path, found: dict[str, Any]) -> None:

@@ -50,8 +50,11 @@ class Report:
         return [s for s in self.measured.sides if s.spec and s.rounds and s.is_lossless]
 
     @property
-    def is_lossless(self) -> bool:
-        return not any(side.comparison.errors for side in self.compared)
+    def is_lossless(self) -> bool | None:
+        """None: nothing is known."""
+        if any(side.comparison.errors for side in self.compared):
+            return False
+        return bool(self.compared and self.measured.within <= LARGEST_TOLERANCE) or None
 
     def ratio(self, side: Side, load: int) -> float:
         """Median tokens per second over that without speculation, of the faster run,
@@ -122,9 +125,9 @@ class Report:
                 lines += map(str, side.comparison.errors[:SHOWN_DIFFERENCES])
         within = self.measured.within
         near = f"ties of two tokens whose logprobs are within {within:.2g}"
-        if not self.is_lossless:
+        if self.is_lossless is False:
             lines.append(f"NOT LOSSLESS: differences above are no {near}.")
-        elif not self.compared or within > LARGEST_TOLERANCE:
+        elif self.is_lossless is None:
             lines.append("Nothing is known of losslessness.")
         else:
             lines.append(f"Lossless: no difference, but for {near}.")

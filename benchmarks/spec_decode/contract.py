@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One contract for all drafters: what is accepted on the same questions.
 
-Prints tables of stored counts, or stores those of a folder of results of
-`python -m tools.real_model evaluate`. A result's name is the drafter's, then what "-"
-joins: how it drafts, and the dtype unless it is bfloat16. "none" is the target alone.
+Prints tables of stored counts, or of those of a folder of results of `python -m
+tools.real_model evaluate`, which --store keeps. A result's name is the drafter's, then
+what "-" joins: how it drafts, and the dtype unless it is bfloat16. "none" is the target
+alone.
 """
 
 import argparse
@@ -134,13 +135,14 @@ def report(stored: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, help="folder, whose counts are stored")
-    parser.add_argument("--stored", type=Path, default=STORED)
+    parser.add_argument("--results", type=Path, help="folder; unset: STORED's counts")
+    parser.add_argument("--store", type=Path, metavar="FILE", help="for the counts")
     args = parser.parse_args(arguments)
-    if args.results:
-        text = json.dumps(condense(args.results))
-        args.stored.write_text(text.replace(' {"drafter', '\n{"drafter') + "\n")
-    print(*report(json.loads(args.stored.read_text())), sep="\n\n")
+    found = condense(args.results) if args.results else json.loads(STORED.read_text())
+    if args.store:
+        text = json.dumps(found).replace(' {"drafter', '\n{"drafter')
+        args.store.write_text(text + "\n")
+    print(*report(found), sep="\n\n")
 
 
 if __name__ == "__main__":

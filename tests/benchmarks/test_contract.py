@@ -38,7 +38,7 @@ def stored(tmp_path: Path) -> Path:
     write(tmp_path, "eagle3-probabilistic", 1, ("0.3", "1.5"))
     file = tmp_path / "stored" / "contract.json"
     file.parent.mkdir()
-    contract.main(["--results", str(tmp_path), "--stored", str(file)])
+    contract.main(["--results", str(tmp_path), "--store", str(file)])
     return file
 
 

@@ -118,8 +118,9 @@ def write_text(
     engine: dict[str, Any],
 ) -> None:
     """Writes `text-PART.safetensors`: ids of all texts, lengths, and what was asked."""
+    to_test = list(held_out(questions))
     writer = Writer(model, engine, seed=part)
-    unseen = HeldOut(map(writer.encode, held_out(questions)))
+    unseen = HeldOut(map(writer.encode, to_test))
     prompts = writer.prompts(questions, samples)
     temperatures = writer.random.choices(TEMPERATURES, k=len(prompts))
     written = writer.write(prompts, temperatures, tokens)

@@ -45,6 +45,7 @@ def evaluate(
             what is drafted after every token (see `benchmarks.spec_decode.traces`).
         engine: arguments of `LLM`.
     """
+    asked = {each: read(questions, each)[:limit] for each in SETS}
     if head is not None:
         spec = {"model": str(head), "num_speculative_tokens": K} | spec
     if record:
@@ -74,7 +75,7 @@ def evaluate(
     }
     out.mkdir(parents=True, exist_ok=True)
     for temperature, each in product(temperatures, SETS):
-        prompts = [encode_chat(tokenizer, q) for q in read(questions, each)[:limit]]
+        prompts = [encode_chat(tokenizer, question) for question in asked[each]]
         sampling = {"temperature": temperature, "max_tokens": tokens, "seed": 0}
         got = served.run(prompts, sampling, load)
         row = found.setdefault(f"{temperature:g}", {})[each] = {"counts": got.counts}

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -24,6 +25,7 @@ from vllm.benchmarks.drafters.processes import EngineError
 from vllm.benchmarks.drafters.prompts import encode_chat
 from vllm.benchmarks.drafters.report import Report
 from vllm.logger import configure_logging_from_args
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 
 from .heads import fill
@@ -35,6 +37,8 @@ HEADS = {
     "smollm2-eagle3": {"num_speculative_tokens": 5},
     "smollm2-dflash": {"num_speculative_tokens": 7},
 }
+# Architectures of the model and the heads.
+CLASSES = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "DFlashDraftModel"
 # One of each kind that the heads are evaluated on.
 QUESTIONS = (
     "A bakery bakes 24 loaves of bread a day and sells each of them for $3. How much "
@@ -59,7 +63,12 @@ def demo() -> int:
         The exit status.
     """
     try:
-        model = real_model()
+        with ThreadPoolExecutor(1) as pool:
+            # vLLM looks into a model's class in another process, the first time.
+            pool.map(
+                lambda name: ModelRegistry.models[name].inspect_model_cls(), CLASSES
+            )
+            model = real_model()
     except (OverlayError, ImportError) as error:
         print(f"The toy runs, not the real model: {in_short(error)}", flush=True)
         os.execv(sys.executable, [sys.executable, *TOY])

@@ -254,10 +254,9 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
     def load_draft_model(self, *args: Any) -> nn.Module:
         model = super().load_draft_model(*args)
         self._convs = [m for m in model.modules() if isinstance(m, DFlashGroupedConv)]
-        compiled = [
-            getattr(model.model, self.scorer),
-            *[model.model] * bool(self._convs),
-        ]
+        compiled = [getattr(model.model, self.scorer)]
+        if self._convs:
+            compiled.append(model.model)
         # Those that vLLM does compile; the beam's scorer never is.
         self._of_whole = [m for m in compiled if not getattr(m, "do_not_compile", True)]
         return model

@@ -7,7 +7,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from vllm.model_executor.models.qwen3_dflash2 import DFlashGroupedConv
+from vllm.model_executor.models.qwen3_dflash2 import (
+    DFlashGroupedConv,
+    _grouped_conv,
+    dflash2_grouped_conv_impl,
+)
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.dflash import WHOLE, TreeDFlash2
@@ -21,7 +25,8 @@ class Speculator(TreeDFlash2):
 
     tree_step = block_tables = None
 
-    def __init__(self, monkeypatch, is_compiled: bool = True):
+    def __init__(self, monkeypatch, is_compiled: bool = True, device: str = "cpu"):
+        self.device = torch.device(device)
         lengths = {WHOLE: K, SHORT: SHORT, K: K}
         self._of_block = {
             block: {"num_speculative_steps": k, "num_query_per_req": k + 1}
@@ -37,18 +42,32 @@ class Speculator(TreeDFlash2):
         self.load_draft_model(None, None)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_what_was_compiled_for_whole_blocks_runs_as_it_is(
-    monkeypatch, is_compiled: bool
+def test_what_was_compiled_for_whole_blocks(
+    monkeypatch, is_compiled: bool, device: str
 ):
     """Regression: convolutions of short blocks reached into other requests' rows, and a
     beam's scorer, which is not compiled, raised."""
-    made = Speculator(monkeypatch, is_compiled)
+    made = Speculator(monkeypatch, is_compiled, device)
     for block, k in ((SHORT, SHORT), (K, K), (SHORT, SHORT), (WHOLE, K)):
         made._use_block(block)
         assert made.conv.block_size == k + 1
-        assert made.inner.do_not_compile == (k < K)
+        assert DFlashGroupedConv.shorter_block == (k + 1 if k < K else None)
+        assert made.inner.do_not_compile == (k < K and device == "cpu")
         assert vars(made.scorer_module) == {"do_not_compile": k < K} or not is_compiled
+
+
+def test_kernel_of_convolutions_is_told_the_block(on_cpu: bool, monkeypatch):
+    """Regression: the kernel has its length from what is compiled for whole blocks."""
+    rows, groups, taps = REQUESTS * (SHORT + 1), 4, 3
+    x, base = torch.randn(rows, 64), torch.randn(taps, 64)
+    delta = torch.randn(rows, taps, groups)
+    monkeypatch.setattr(DFlashGroupedConv, "shorter_block", SHORT + 1)
+    given = (t.to("cpu" if on_cpu else "cuda") for t in (x, delta, base))
+    found = dflash2_grouped_conv_impl(*given, K + 1, 64 // groups)
+    wanted = _grouped_conv(x, delta, base, SHORT + 1, groups, 64 // groups, taps)
+    torch.testing.assert_close(found.cpu(), wanted)
 
 
 def test_idle_rank_drafts_for_fewer_requests(monkeypatch):

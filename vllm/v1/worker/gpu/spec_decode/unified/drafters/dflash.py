@@ -255,7 +255,7 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
         model = super().load_draft_model(*args)
         self._convs = [m for m in model.modules() if isinstance(m, DFlashGroupedConv)]
         compiled = [getattr(model.model, self.scorer)]
-        if self._convs:
+        if self._convs and self.device.type == "cpu":
             compiled.append(model.model)
         # Those that vLLM does compile; the beam's scorer never is.
         self._of_whole = [m for m in compiled if not getattr(m, "do_not_compile", True)]
@@ -263,13 +263,17 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
 
     def _use_block(self, length: int) -> None:
         """A row's place in its block is baked into what vLLM compiles, for the block
-        that it meets first, a whole one: in shorter ones that runs as it is."""
+        that it meets first, a whole one: in shorter ones that runs as it is. On a GPU
+        only the scorer does: the kernel of convolutions is told their length."""
         super()._use_block(length)
         whole = self._of_block[WHOLE]["num_speculative_steps"]
+        is_shorter = self.num_speculative_steps != whole
+        rows = self.num_query_per_req
+        DFlashGroupedConv.shorter_block = rows if is_shorter else None
         for conv in self._convs:
-            conv.block_size = self.num_query_per_req
+            conv.block_size = rows
         for module in self._of_whole:
-            module.do_not_compile = self.num_speculative_steps != whole
+            module.do_not_compile = is_shorter
 
     def _count_candidates(self, num_nodes: int) -> int:
         return self.top_k

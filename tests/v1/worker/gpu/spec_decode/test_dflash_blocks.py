@@ -2,8 +2,9 @@
 """Blocks of the DFlash family that are shorter than those of the checkpoint."""
 
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from vllm.model_executor.models.qwen3_dflash2 import (
     dflash2_grouped_conv_impl,
 )
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
+from vllm.v1.worker.gpu.spec_decode.dflash import speculator as dflash
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.dflash import WHOLE, TreeDFlash2
 
@@ -68,6 +70,19 @@ def test_kernel_of_convolutions_is_told_the_block(on_cpu: bool, monkeypatch):
     found = dflash2_grouped_conv_impl(*given, K + 1, 64 // groups)
     wanted = _grouped_conv(x, delta, base, SHORT + 1, groups, 64 // groups, taps)
     torch.testing.assert_close(found.cpu(), wanted)
+
+
+def test_inputs_are_prepared_by_one_kernel(monkeypatch):
+    """Regression: prompts of other lengths compiled it again, while serving."""
+    kernel, most = MagicMock(), 512
+    monkeypatch.setattr(dflash, "_prepare_dflash_inputs_kernel", kernel)
+    others, rest = [Mock() for _ in range(9)], [Mock() for _ in range(7)]
+    rest += [16, 0, 1, 1, 0, K + 1, K, 1, most, most]
+    for length in (1, 40, 400):
+        batch = Mock(num_reqs=1, num_scheduled_tokens=np.array([length]))
+        dflash.prepare_dflash_inputs(*others, batch, *rest)
+    launches = kernel.__getitem__.return_value.call_args_list
+    assert len({str(launch.kwargs) for launch in launches}) == 1 < len(launches)
 
 
 def test_idle_rank_drafts_for_fewer_requests(monkeypatch):

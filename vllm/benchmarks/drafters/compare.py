@@ -26,11 +26,11 @@ LARGEST_TOLERANCE = 1.0
 
 
 def tolerance(dtype: str) -> float:
-    """Largest gap of a tie, in nats: a bit of a large logit, in `dtype`."""
+    """Largest gap of a tie, in nats: a bit of two large logits each, in `dtype`."""
     eps = torch.finfo(getattr(torch, dtype)).eps
     if not current_platform.is_cpu():
         eps = max(eps, TF32_EPS)
-    return max(LEAST_TOLERANCE, LARGEST_LOGIT * eps)
+    return max(LEAST_TOLERANCE, 2 * LARGEST_LOGIT * eps)
 
 
 class Difference(NamedTuple):

@@ -12,6 +12,7 @@ from tools.overlay.base import run_command
 from .model import real_model
 
 HEADS = "eagle3", "peagle", "dflash", "dflash2", "dspark"
+DRAFT_MODELS = "draft", "pard", "pard2"
 
 
 def run(args: argparse.Namespace) -> None:
@@ -53,11 +54,11 @@ def parser() -> argparse.ArgumentParser:
     one = command("states", "states.write_states", "Hidden states of the text.")
     one.add_argument("--text", type=Path, required=True)
     one.add_argument("--device", default="cuda")
-    one = command("train", "train.train", "Trains a head with speculators.")
-    one.add_argument("head", choices=HEADS)
+    one = command("train", "train.train", "Trains a head or a draft model.")
+    one.add_argument("head", choices=HEADS + DRAFT_MODELS)
     one.add_argument("--data", type=Path, required=True, help="what `states` wrote")
     one.add_argument("--steps", type=int, default=2000)
-    one.add_argument("--options", type=json.loads, default={}, help="of train, JSON")
+    one.add_argument("--options", type=json.loads, default={}, help="of training, JSON")
     one = command("evaluate", "evaluate.evaluate", "Counts the drafts accepted.")
     engine(one, 256)
     one.add_argument("name", help="of the result; none: without a head")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a head with the speculators library's own trainer."""
+"""Trains a drafter, heads with the speculators library's own trainer."""
 
 import math
 import time
@@ -11,6 +11,7 @@ from datasets import load_from_disk
 from speculators.train.cli import main as speculators_train
 from speculators.train.config import TrainConfig
 
+from . import draft_models
 from .heads import DRAFT_VOCAB_SIZE, HEADS, LAYERS, MASK_TOKEN_ID
 
 RATIO = 0.98  # of the text; the rest is for validation
@@ -45,11 +46,15 @@ def arguments(head: str, **options: Any) -> list[str]:
 def train(
     head: str, model: Path, data: Path, out: Path, steps: int, options: dict[str, Any]
 ) -> None:
-    """Trains a head; its last epoch's folder in `out` is a checkpoint that vLLM serves.
+    """Trains a drafter. The folder of a head's last epoch in `out` is a checkpoint that
+    vLLM serves; of a draft model it is `out`.
 
     Args:
-        options: more arguments of `speculators train`.
+        options: more arguments of `speculators train`, or of transformers' trainer.
     """
+    if head not in HEADS:
+        draft_models.train(head, model, data, out, steps, options)
+        return
     begin = time.monotonic()
     if (COMMON | options)["draft_attn_impl"] == "sdpa":
         torch.compiler.set_stance("force_eager")

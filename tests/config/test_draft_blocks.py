@@ -71,6 +71,13 @@ def test_tensors_have_places(name: str, configure, single_rank):
         model.load_weights((each, torch.empty(shapes[each])) for each in shapes)
 
 
+def test_length_of_block_is_a_part_of_the_graph(configure):
+    """Regression: with DFlash2, what was compiled for another K was taken from the
+    cache, whose convolutions reach into other requests' rows."""
+    found = [configure("dflash2-zlab", num_speculative_tokens=k) for k in (3, 5)]
+    assert len({engine.compute_hash() for engine in found}) == 2
+
+
 AS_DFLASH = {"architectures": ["DFlashDraftModel"]}
 REFUSED = [
     # Heads that no drafter in vLLM has: Domino's `prefix_gru`, by both its names, and

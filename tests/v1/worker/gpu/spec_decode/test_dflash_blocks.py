@@ -2,6 +2,7 @@
 """Blocks of the DFlash family that are shorter than those of the checkpoint."""
 
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import numpy as np
@@ -46,9 +47,7 @@ class Speculator(TreeDFlash2):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_what_was_compiled_for_whole_blocks(
-    monkeypatch, is_compiled: bool, device: str
-):
+def test_what_was_compiled_for_whole_blocks(monkeypatch, is_compiled, device):
     """Regression: convolutions of short blocks reached into other requests' rows, and a
     beam's scorer, which is not compiled, raised."""
     made = Speculator(monkeypatch, is_compiled, device)
@@ -85,17 +84,29 @@ def test_inputs_are_prepared_by_one_kernel(monkeypatch):
     assert len({str(launch.kwargs) for launch in launches}) == 1 < len(launches)
 
 
+def propose(monkeypatch, drafts: Mock, **others: Any) -> torch.Tensor:
+    """What is drafted in a short block, if vLLM's speculator does as `drafts`."""
+    monkeypatch.setattr(DFlash2Speculator, "propose", drafts)
+    starts = torch.arange(REQUESTS + 1, dtype=torch.int32)
+    batch = SimpleNamespace(num_reqs=REQUESTS, query_start_loc=starts)
+    batch.idx_mapping, batch.query_start_loc_np = starts[:-1], starts.numpy()
+    others |= {"dummy_run": True, "skip_attn_for_dummy_run": True}
+    return Speculator(monkeypatch).propose(
+        batch, {}, {}, *[None] * 4, num_speculative_tokens=SHORT, **others
+    )
+
+
 def test_idle_rank_drafts_for_fewer_requests(monkeypatch):
     """Regression: chains of the agreed requests were written to rows of the padded."""
     agreed = REQUESTS - 1
     chains = torch.arange(agreed * SHORT).view(agreed, SHORT)
-    monkeypatch.setattr(DFlash2Speculator, "propose", lambda *_, **__: chains)
-    starts = torch.arange(REQUESTS + 1, dtype=torch.int32)
-    batch = SimpleNamespace(num_reqs=REQUESTS, query_start_loc=starts)
-    batch.idx_mapping, batch.query_start_loc_np = starts[:-1], starts.numpy()
-    found = Speculator(monkeypatch).propose(
-        batch, {}, {}, None, None, None, None, dummy_run=True,
-        skip_attn_for_dummy_run=True, num_speculative_tokens=SHORT,
-        dp_sync_state=Mock(spec=DPSyncState, num_reqs=agreed),
-    )  # fmt: skip
+    state = Mock(spec=DPSyncState, num_reqs=agreed)
+    found = propose(monkeypatch, Mock(return_value=chains), dp_sync_state=state)
     assert torch.equal(found[:agreed, :SHORT], chains)
+
+
+def test_block_is_whole_after_an_error(monkeypatch):
+    """Else other engines of the process would run short blocks."""
+    with pytest.raises(RuntimeError):
+        propose(monkeypatch, Mock(side_effect=RuntimeError))
+    assert DFlashGroupedConv.shorter_block is None

@@ -223,8 +223,10 @@ class TreeDFlash(DFlashSpeculator):
             count = drafts.shape[1]
         block = next((k for k in self._of_block if 0 < count <= k), WHOLE)
         self._use_block(block)
-        is_chain, chains = self._is_chain, super().propose(*rest, **others)
-        self._use_block(WHOLE)
+        try:
+            is_chain, chains = self._is_chain, super().propose(*rest, **others)
+        finally:
+            self._use_block(WHOLE)
         if is_chain:
             # An idle data-parallel rank drafts for fewer requests than its batch has.
             drafts[: len(chains), : chains.shape[1]] = chains
@@ -255,7 +257,7 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
         model = super().load_draft_model(*args)
         self._convs = [m for m in model.modules() if isinstance(m, DFlashGroupedConv)]
         compiled = [getattr(model.model, self.scorer)]
-        if self._convs and self.device.type == "cpu":
+        if self._convs and self.device.type != "cuda":
             compiled.append(model.model)
         # Those that vLLM does compile; the beam's scorer never is.
         self._of_whole = [m for m in compiled if not getattr(m, "do_not_compile", True)]
@@ -263,8 +265,8 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
 
     def _use_block(self, length: int) -> None:
         """A row's place in its block is baked into what vLLM compiles, for the block
-        that it meets first, a whole one: in shorter ones that runs as it is. On a GPU
-        only the scorer does: the kernel of convolutions is told their length."""
+        that it meets first, a whole one: in shorter ones that runs uncompiled. On a GPU
+        only the scorer does, as the kernel of convolutions is told their length."""
         super()._use_block(length)
         whole = self._of_block[WHOLE]["num_speculative_steps"]
         is_shorter = self.num_speculative_steps != whole

@@ -41,7 +41,7 @@ def test_comparison():
 
 
 def test_tolerance():
-    assert tolerance("bfloat16") > tolerance("float16") >= tolerance("float32") > 0
+    assert tolerance("bfloat16") > 0.5  # how far two tokens on an H200 were apart
+    assert tolerance("float16") >= tolerance("float32") > 0
     # On an H200 attention in TF32 had two tokens 0.0016 nats apart change places.
-    has_tf32 = not current_platform.is_cpu()
-    assert (tolerance("float32") > 0.0016) == has_tf32
+    assert (tolerance("float32") > 0.0016) != current_platform.is_cpu()

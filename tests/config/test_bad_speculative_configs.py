@@ -14,7 +14,6 @@ from .bad_row import (
     GONE,
     Row,
     Tensors,
-    config,
     edited_weights,
     rotated,
     row_of,
@@ -121,11 +120,3 @@ GOOD = [
 @pytest.mark.parametrize("row", GOOD, ids=lambda row: row.says)
 def test_good_config_is_not_refused(configure, row: Row):
     assert configure(row).speculative_config.num_speculative_tokens > 0
-
-
-def test_draft_model_keeps_its_architecture(configure):
-    """vLLM itself would load a model that may have MTP layers as its MTP module."""
-    row = Row("MTP layers", config(architectures=["MiMoForCausalLM"]), drafter="draft")
-    spec = configure(row).speculative_config
-    assert spec.draft_model_config.architectures == ["MiMoForCausalLM"]
-    assert spec.draft_model_config.hf_config.model_type == "llama"

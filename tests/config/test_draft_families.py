@@ -173,6 +173,7 @@ XPRESS_KEYS = DFLASH_KEYS | {"xpress_block_size": 5}
         ("Qwen3XPressModel", XPRESS_KEYS, "dflash", "DFlashQwen3XPressModel"),
         ("DSparkDraftModel", DFLASH_KEYS, "dspark", "Qwen3DSparkModel"),
         ("Qwen3ForCausalLM", {}, "draft_model", "Qwen3ForCausalLM"),
+        ("MiMoForCausalLM", {}, "draft_model", "MiMoForCausalLM"),
     ],
 )
 @pytest.mark.parametrize(
@@ -181,7 +182,8 @@ XPRESS_KEYS = DFLASH_KEYS | {"xpress_block_size": 5}
 def test_method_from_files_not_path(
     architecture, keys, method, used, name, asked, models, checkpoint, monkeypatch
 ):
-    """vLLM itself goes by words in the path."""
+    """vLLM itself goes by words in the path, and takes a model that may have MTP
+    layers for its MTP module."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     target = json.loads((models / "target" / "config.json").read_text())
     own = {"architectures": [architecture], "model_type": "qwen3", **keys}

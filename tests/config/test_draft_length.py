@@ -111,17 +111,6 @@ def test_explicit_schedule_is_left_to_vllm():
         build_dynamic_sd_schedule_lookup("automatic", 5, 3)
 
 
-@pytest.mark.parametrize("drafter", ["draft", "eagle3", "peagle"])
-def test_schedule_sets_k(drafter: str, models):
-    """Regression: longer drafts than a file's, or the default, were cut to that length
-    without a word."""
-    spec = {"model": str(models / drafter)}
-    spec["num_speculative_tokens_per_batch_size"] = [[1, 8, 9], [9, 64, 2]]
-    found = engine_config(models / "target", spec).speculative_config
-    assert found.num_speculative_tokens == 9
-    assert found.drafter.num_speculative_tokens == 9
-
-
 # What "auto" does not support.
 
 MODULES = SimpleNamespace(hf_config=SimpleNamespace(num_nextn_predict_layers=3))

@@ -4,7 +4,6 @@
 import pytest
 
 from tests.overlay.fakes import HEAD, addition, edit, write_overlay, write_wheel
-from tools.overlay.__main__ import main
 from tools.overlay.check import check
 from tools.overlay.repeats import shared
 
@@ -95,9 +94,3 @@ def test_repeats_ignore_layout():
     twice = shared({"a.py": f"{COPIED}different = line\n{COPIED}"}, theirs)
     assert [line.partition(" ")[0] for line in twice] == ["a.py:1:", "a.py:8:"]
     assert shared({"a.py": COPIED.replace("value_3", "other")}, theirs) == []
-
-
-def test_errors_are_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("VLLM_BASE_WHEEL", str(tmp_path / "nowhere.whl"))
-    assert main(["check"]) == 1
-    assert capsys.readouterr().err.startswith("error: VLLM_BASE_WHEEL: there is no")

@@ -182,4 +182,4 @@ def test_hunks_are_moved_before_the_release_is_pinned(monkeypatch, capsys):
     base = Base("vllm", "1.0.0", "cpu", sha256=None)
     monkeypatch.setattr(commands, "pinned_base", lambda _: base)
     assert commands.main(["rebase", "--version", "1.0.0", "--write"]) == 1
-    assert "base.toml pins 1.0.0 already" in capsys.readouterr().err
+    assert "error: base.toml pins 1.0.0 already" in capsys.readouterr().err

@@ -69,9 +69,6 @@ class Asks:
         self.answers, self.tokenizer, self.leaving = answers, tokenizer, leaving
         self.random = random.Random(0)
 
-    def _text(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
-
     def text_of(self, answer: Answer) -> str:
         """The text of a whole answer, up to EOS."""
         return self._expected({"ignore_eos": False}, answer.tokens)[1]

@@ -8,15 +8,10 @@ import torch
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.request_limits import check_sampling_limits
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
-
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.states import SamplingStates

@@ -10,7 +10,6 @@ import torch
 from vllm import PoolingParams, SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.platforms import current_platform
 from vllm.v1.spec_decode import opt_out
 from vllm.v1.spec_decode.opt_out import (
     KEY,
@@ -18,10 +17,6 @@ from vllm.v1.spec_decode.opt_out import (
     refuses_drafts,
     warn_of_unseen,
 )
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
-
 from vllm.v1.worker.gpu.spec_decode.verification import without_opted_out
 
 

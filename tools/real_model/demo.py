@@ -49,7 +49,7 @@ QUESTIONS = (
     ),
     "Write a short e-mail that thanks a colleague for help with a project.",
 )
-FLAGS = "--quick --repeats=1 --concurrency=1 --output-len=128 --max-model-len=1024 "
+FLAGS = "--quick --repeats=1 --concurrency=1 --output-len=96 --max-model-len=1024 "
 FLAGS += f"--gpu-memory-utilization=0.3 --kv-cache-memory-bytes={1 << 28} "
 FLAGS += "-cc.mode=none"  # compiling takes longer than all answers
 ON_CPU = ["--dtype=float32"]  # two bfloat16 logits are often equal

@@ -3,9 +3,11 @@
 
 import argparse
 import json
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from subprocess import DEVNULL
 
 from tools.overlay.base import run_command
 
@@ -24,6 +26,16 @@ def run(args: argparse.Namespace) -> None:
     print(getattr(import_module(f".{module}", __package__), function)(**options) or "")
 
 
+def demo(_: argparse.Namespace) -> int:
+    """Another process makes the model while this one imports what asks it."""
+    print("Preparing the model and vLLM", file=sys.stderr)
+    making = [sys.executable, "-m", __package__]
+    with subprocess.Popen(making, stdout=DEVNULL, stderr=DEVNULL):
+        module = import_module(".demo", __package__)
+        module.look_into_classes()
+    return module.demo()
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m tools.real_model")
     found.description = "Fetches a small real model, and trains drafters for it."
@@ -32,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
     describe = "Answers questions with it and the bundled heads."
     commands.add_parser("demo", help=describe, description=describe).set_defaults(
-        run=lambda _: import_module(".demo", __package__).demo()
+        run=demo
     )
 
     def command(name: str, call: str, describe: str) -> argparse.ArgumentParser:

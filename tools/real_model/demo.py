@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -25,7 +24,7 @@ from vllm.benchmarks.drafters.processes import EngineError
 from vllm.benchmarks.drafters.prompts import encode_chat
 from vllm.benchmarks.drafters.report import Report
 from vllm.logger import configure_logging_from_args
-from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 
 from .heads import fill
@@ -56,6 +55,14 @@ ON_CPU = ["--dtype=float32"]  # two bfloat16 logits are often equal
 TOY = ["-m", "vllm.entrypoints.cli.main", "bench", "drafters", "--quick"]
 
 
+def look_into_classes() -> None:
+    """As engines would, the first time, in a process for each class: to import vLLM
+    takes seconds. This process may initialize CUDA, as engines have their own."""
+    registry._run_in_subprocess = lambda look: look()
+    for name in CLASSES:
+        registry.ModelRegistry.models[name].inspect_model_cls()
+
+
 def demo() -> int:
     """Prints the answers beside each other, and the report of `vllm bench drafters`.
 
@@ -63,12 +70,7 @@ def demo() -> int:
         The exit status.
     """
     try:
-        with ThreadPoolExecutor(1) as pool:
-            # vLLM looks into a model's class in another process, the first time.
-            pool.map(
-                lambda name: ModelRegistry.models[name].inspect_model_cls(), CLASSES
-            )
-            model = real_model()
+        model = real_model()
     except (OverlayError, ImportError) as error:
         print(f"The toy runs, not the real model: {in_short(error)}", flush=True)
         os.execv(sys.executable, [sys.executable, *TOY])

@@ -69,6 +69,7 @@ def test_mask_hidden_enables_parallel_drafting(
         (LLAMA | {"draft_vocab_size": 32}, {}, 7),
         (TRAINED_FOR_8, {"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, 3),
         (TRAINED_FOR_8, {"num_speculative_tokens_per_batch_size": [(1, 8, 9)]}, 9),
+        (LLAMA, {"num_speculative_tokens_per_batch_size": [(1, 8, 9)]}, 9),
         (TRAINED_FOR_8, {"draft_tree": 31}, 8),
         (TRAINED_FOR_8, {"method": "mtp"}, 7),  # the file is the target's
     ],

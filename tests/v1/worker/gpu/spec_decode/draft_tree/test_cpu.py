@@ -118,7 +118,7 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes, window, shape, dtype, ke
     metadata = SimpleNamespace(
         query_start_loc=step.query_start_loc,
         block_table=table.int(),
-        draft_tree=TreeAttention(step.rows, 4, step.starts[-1], True, longest),
+        draft_tree=TreeAttention(step.rows, 4, step.starts[-1], True, longest, longest),
     )
     out = torch.zeros(len(query), heads * size, dtype=dtype)
     sinks = torch.randn(heads).to(dtype) if window else None

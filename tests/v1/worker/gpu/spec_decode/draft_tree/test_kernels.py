@@ -216,7 +216,8 @@ def test_rows_attend_to_prefix_and_ancestors(
     sinks = torch.randn(heads, device=DEVICE) if has_sinks else None
     scores = Scores(0.3, softcap, window, sinks, scales)
     n, longest = 3 + with_prompt, max(b - a for a, b in itertools.pairwise(step.starts))
-    tree = TreeAttention(step.rows, n, step.starts[n], with_prompt, longest)
+    of_tree = num_nodes + 1
+    tree = TreeAttention(step.rows, n, step.starts[n], with_prompt, longest, of_tree)
     metadata = SimpleNamespace(
         query_start_loc=step.query_start_loc, block_table=table, draft_tree=tree
     )

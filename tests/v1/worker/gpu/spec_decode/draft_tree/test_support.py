@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which targets can verify trees; for others an engine drafts chains."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,7 +18,10 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.spec_decode.draft_trees import agree_on_trees
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
-from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import why_layer_cannot
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
+    block_sizes,
+    why_layer_cannot,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.tree.step import (
     LONG_PROMPT,
     TreeStep,
@@ -96,22 +100,20 @@ def test_outputs_that_are_taken_by_row_number(given: dict, reason: str | None):
     assert why_no_trees(runner(**given), {}) == reason
 
 
-def executor(verifies: list[bool], schedule) -> SimpleNamespace:
+def agreed(verifies: list[bool], schedule):
+    """The schedule of an engine whose workers can verify trees, or cannot."""
     spec = SimpleNamespace(
         drafter=DrafterConfig("draft_model", 7, num_nodes=31),
         num_speculative_tokens_per_batch_size=schedule,
     )
-    runners = [
-        SimpleNamespace(draft_tree=object() if found else None) for found in verifies
-    ]
-    workers = [SimpleNamespace(model_runner=runner) for runner in runners]
-    return SimpleNamespace(
-        speculative_config=spec,
-        vllm_config=SimpleNamespace(
-            speculative_config=spec, scheduler_config=SimpleNamespace(max_num_seqs=64)
-        ),
-        collective_rpc=lambda method: list(map(method, workers)),
-    )
+    scheduler = SimpleNamespace(max_num_seqs=64)
+    config = SimpleNamespace(speculative_config=spec, scheduler_config=scheduler)
+    trees = [object() if found else None for found in verifies]
+    workers = [Mock(**{"model_runner.draft_tree": tree}) for tree in trees]
+    every = Mock(speculative_config=spec, vllm_config=config)
+    every.collective_rpc = lambda method: list(map(method, workers))
+    agree_on_trees(every)
+    return spec.num_speculative_tokens_per_batch_size
 
 
 @pytest.mark.parametrize(
@@ -119,20 +121,12 @@ def executor(verifies: list[bool], schedule) -> SimpleNamespace:
     [(None, [(1, 64, 7)]), ([(1, 2, 31), (3, 64, 5)], [(1, 2, 7), (3, 64, 5)])],
 )
 def test_engine_drafts_chains_if_a_worker_does_not_support_trees(schedule, chains):
-    engine = executor([True, True], schedule)
-    agree_on_trees(engine)
-    spec = engine.speculative_config
-    assert spec.num_speculative_tokens_per_batch_size == schedule
-    engine = executor([True, False], schedule)
-    agree_on_trees(engine)
-    spec = engine.speculative_config
-    assert spec.num_speculative_tokens_per_batch_size == chains
+    assert agreed([True, True], schedule) == schedule
+    assert agreed([True, False], schedule) == chains
 
 
 def test_auto_chooses_among_chains_without_tree_support():
-    engine = executor([False], AutoSchedule([0, 3, 7, 15, 31]))
-    agree_on_trees(engine)
-    schedule = engine.speculative_config.num_speculative_tokens_per_batch_size
+    schedule = agreed([False], AutoSchedule([0, 3, 7, 15, 31]))
     assert schedule == "auto" and max(schedule.lengths) == 7
 
 
@@ -154,6 +148,8 @@ def test_only_long_prompts_use_separate_attention(prompt: int, with_prompt: int)
     assert tree.num_tokens == rows[:with_prompt].sum()
     assert tree.covers_batch == (with_prompt == 3)
     assert tree.max_query_len == rows[:with_prompt].max()
+    # Regression: a prompt's length chose sizes that were compiled while serving.
+    assert block_sizes(tree, True) == block_sizes(replace(tree, max_query_len=32), True)
 
 
 def test_requests_of_a_step_without_drafts_are_looked_at():

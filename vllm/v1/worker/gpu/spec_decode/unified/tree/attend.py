@@ -337,6 +337,15 @@ def _attend_rows_kernel(
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
 
 
+def block_sizes(tree: TreeAttention, has_prefix: bool) -> tuple[int, int]:
+    """Rows and keys of a program: by the trees, whatever prompts are beside them, since
+    a kernel of other sizes would be compiled while serving."""
+    rows = tree.max_tree_len
+    is_step = has_prefix and not tree.num_before
+    keys = min(64, max(16, triton.next_power_of_2(rows))) if is_step else 32
+    return 16 if rows <= 16 else 32, keys
+
+
 def attend_rows(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -365,10 +374,7 @@ def attend_rows(
     of_rows = (tensor.stride()[:2] for tensor in (query, prefix_out, out))
     strides = tuple(itertools.chain(*of_rows))
     scales = [s.expand(kv_heads) for s in scores.scales or (out[0, 0, :1],) * 3]
-    block_m = 16 if tree.max_query_len <= 16 else 32
-    block_n = 32
-    if prefix is not None and not tree.num_before:
-        block_n = min(64, max(16, triton.next_power_of_2(tree.max_query_len)))
+    block_m, block_n = block_sizes(tree, prefix is not None)
     blocks = triton.cdiv(tree.max_query_len, block_m)
     _attend_rows_kernel[(tree.num_reqs, heads, blocks)](
         query,

@@ -391,6 +391,6 @@ class Beams:
         if draft_pass == 1:  # the others have the same
             torch.clamp(seq_lens - b, min=0, out=self.rows.prefix_lens[:n])
         before = (draft_pass - 1) * b
-        tree = TreeAttention(self.rows, n, n * b, True, b, before)
+        tree = TreeAttention(self.rows, n, n * b, True, b, b, before)
         for metadata in attn_metadata.values():
             metadata.draft_tree = tree

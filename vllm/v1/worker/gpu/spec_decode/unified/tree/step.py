@@ -170,7 +170,7 @@ class TreeStep:
             return None
         self.rows.prefix_lens.zero_()
         n, num_tokens = batch.num_reqs_after_padding, batch.num_tokens_after_padding
-        return TreeAttention(self.rows, n, num_tokens, True, longest)
+        return TreeAttention(self.rows, n, num_tokens, True, longest, longest)
 
     def _of_step(self, batch: InputBatch) -> TreeAttention:
         n = batch.num_reqs
@@ -178,7 +178,9 @@ class TreeStep:
             n = int(np.count_nonzero(batch.num_draft_tokens_per_req))
         num_tokens = int(batch.query_start_loc_np[n])
         longest = int(batch.num_scheduled_tokens[:n].max())
-        return TreeAttention(self.rows, n, num_tokens, n == batch.num_reqs, longest)
+        of_tree = int(batch.num_draft_tokens_per_req.max()) + 1
+        covers = n == batch.num_reqs
+        return TreeAttention(self.rows, n, num_tokens, covers, longest, of_tree)
 
     # Verification, and after it.
 

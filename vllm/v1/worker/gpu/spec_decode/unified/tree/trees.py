@@ -93,6 +93,7 @@ class TreeAttention:
         num_tokens: rows of these requests.
         covers_batch: whether the batch has no other requests.
         max_query_len: the most rows of one of these requests.
+        max_tree_len: the most rows of a tree, which a prompt beside it may exceed.
         num_before: rows of each request from earlier passes, which are in the KV cache
             behind the prefix; then all requests have as many rows as each other.
     """
@@ -102,6 +103,7 @@ class TreeAttention:
     num_tokens: int
     covers_batch: bool
     max_query_len: int
+    max_tree_len: int
     num_before: int = 0
 
 

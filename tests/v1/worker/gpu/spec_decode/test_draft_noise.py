@@ -109,19 +109,23 @@ def test_greedy_batch_draws_as_in_a_mixed_one(dtype: torch.dtype):
     assert greedy.tolist() == mixed.tolist() == logits.argmax(-1).tolist()
 
 
-def test_lossy_verification_stays_lossy_for_seeded_requests():
-    """`fly` accepts what the target would not sample."""
+@pytest.mark.parametrize("window, temperature", [(2, 1.0), (0, 0.0)])
+def test_lossy_and_greedy_verification_ignores_seeds(window: int, temperature: float):
+    """`fly` accepts what the target would not sample; regression: for a first greedy
+    request with a seed kernels were compiled that no warm-up run needs."""
+    known = SimpleNamespace(
+        any_explicit_seed=lambda _: True,
+        temperature=SimpleNamespace(np=np.full(3, temperature)),
+    )
     sampler = SimpleNamespace(
         keeps_seeds=True,
         synthetic_conditional_rates=None,
         watermark_key=None,
-        fly_window_size=2,
-        sampler=SimpleNamespace(
-            sampling_states=SimpleNamespace(any_explicit_seed=lambda _: True)
-        ),
+        fly_window_size=window,
+        sampler=SimpleNamespace(sampling_states=known),
     )
-    sampled, count = torch.tensor([[1, 2]]), torch.tensor([2])
-    found = draw_seeded_alone(sampler, *[None] * 6, sampled, count)
+    sampled, count, states = torch.tensor([[1, 2]]), torch.tensor([2]), np.array([1])
+    found = draw_seeded_alone(sampler, *[None] * 5, states, sampled, count)
     assert found[0] is sampled and found[1] is count
 
 

@@ -163,6 +163,9 @@ def draw_seeded_alone(
     )
     if not is_free or not known.any_explicit_seed(states_np):
         return sampled, num_sampled
+    # The same tokens; a search for them would be compiled for the first such request.
+    if not known.temperature.np[states_np].any():
+        return sampled, num_sampled
     drawn = draw_alone(sampler.sampler, logits, states, states_np, positions)
     most = sampler.num_speculative_steps
     tokens, count = follow_chains(drawn, drafts, cu_num_logits, most)

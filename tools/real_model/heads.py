@@ -18,11 +18,8 @@ VOCAB_SIZE = 49152
 K = 8
 # Arguments of `speculators train`, those that differ from its defaults. Attention over
 # the whole text, and in both directions in a block: the same in each engine.
-BLOCKS = {
-    "max_anchors": 1024,
-    "block_size": K + 1,
-    "full_attention_indices": [0, 1, 2, 3, 4],
-}
+BLOCKS: dict[str, object] = {"max_anchors": 1024, "block_size": K + 1}
+BLOCKS["full_attention_indices"] = [0, 1, 2, 3, 4]
 SMALL = {"num_layers": 3, "full_attention_indices": [0, 1, 2]}  # it is bundled
 HEADS: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},
@@ -30,6 +27,8 @@ HEADS: dict[str, dict[str, object]] = {
         "num_layers": 4,
         "num_depths": K,
         "max_anchors": 4096,
+        "down_sample_ratio": 0.8,  # of each deeper draft, by default 0.7 and 0.2
+        "down_sample_ratio_min": 0.4,
         "full_attention_indices": [0, 1, 2, 3],
     },
     "dflash": BLOCKS | SMALL | {"sliding_window_non_causal": True},

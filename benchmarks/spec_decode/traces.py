@@ -30,7 +30,8 @@ GAIN = (0.7, 0.45, 0.35, 0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125, 0.125)
 EQUAL = "equal"
 RECORDED = "recorded-"
 # Modes without recordings of their own, and whose they replay.
-LENT = {"pard2": "pard", "mtp": "eagle3", "lilicorr": "dflash2"}
+LENT = {"pard": "peagle", "pard2": "peagle", "draft": "eagle3", "mtp": "eagle3"}
+LENT["lilicorr"] = "dflash2"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Trace:
 
     @staticmethod
     def load(name: str, folder: Path = FOLDER) -> "Trace":
-        """Loads a recording by name, such as "pard-t0.5"."""
+        """Loads a recording by name, such as "eagle3-t0.5"."""
         with np.load(folder / f"{name}.npz") as data:
             nats = NATS * data["nats"].T.astype(np.float32)
             return Trace(

@@ -102,6 +102,16 @@ def test_no_pass_if_no_request_can_use_drafts(
     assert found.shape == (len(starts), K) and (found >= 0).all()
 
 
+def test_warm_up_may_ask_for_the_nodes_of_trees_that_are_not_drafted():
+    """Regression: a GPU engine that fell back to chains did not start."""
+    made, states = speculator(MAX_MODEL_LEN, 1), [Mock() for _ in range(6)]
+    UnifiedSpeculator.propose(
+        made, Mock(num_reqs=1), {}, {}, Mock(), None, *states[:3], [None], *states[:2],
+        num_speculative_tokens=31,
+    )  # fmt: skip
+    assert made.runner.run.call_args.args[1] is made.plans[K]
+
+
 @dataclass
 class Batch:
     num_reqs: int

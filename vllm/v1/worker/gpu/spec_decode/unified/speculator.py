@@ -121,7 +121,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
             valid.
         """
         n, k = input_batch.num_reqs, num_speculative_tokens
-        plan = self.plans[max(self.plans) if k is None else k]
+        longest = max(self.plans)
+        # If trees turned out not to be supported, warm-up steps ask for their nodes.
+        plan = self.plans[longest if k is None else min(k, longest)]
         if dummy_run and skip_attn_for_dummy_run:
             self.runner.profile(
                 input_batch, last_hidden_states, aux_hidden_states, plan

@@ -102,7 +102,8 @@ def test_later_start_runs_each_kind_of_step_once(first, later, kept_of, caplog_v
     if kept_of == first:
         some = {1: range(4), 2: (1, 3)}  # each length, and each class of numbers
         whole = [(n, k, CONTEXT, None, 1) for n in some for k in some[n]]
-        assert executor.timed == [*whole, (8, 3, CONTEXT, 0.5, 1)]
+        trimmed = [(8, 3, CONTEXT, part, 1) for part in (0.5, 1.0)]
+        assert executor.timed == [*whole, *trimmed]
 
 
 def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():

@@ -22,14 +22,15 @@ K, N = 3, 8
 class Worker(Trimming):
     """Worker-side trimming of N requests.
 
-    `learnt` has an entry for each step that the estimator learned from.
+    `learnt` has the requests of each step that the estimator learned from.
     """
 
     def __init__(self) -> None:
         self.num_speculative_steps, self.learnt = K, []
         self._sampler = SimpleNamespace()
         self._estimator = SimpleNamespace(
-            step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
+            step=lambda ids, *_: self.learnt.append(ids.tolist()),
+            forget=self.learnt.clear,
         )
         self._is_known, self._refuses = np.zeros((2, N), dtype=bool)
         self._probs = torch.zeros(N, K, device=DEVICE)
@@ -57,7 +58,7 @@ class Worker(Trimming):
             seq_lens_cpu_upper_bound=torch.arange(N + 1),
         )
         output = SimpleNamespace(acceptance_probs=None, num_rejected=None)
-        self.end_step(output, batch, None, torch.zeros(num_reqs))
+        self.end_step(output, batch, *torch.zeros(2, num_reqs))
         return output
 
     def reports(self, *args, **more) -> bool:
@@ -83,6 +84,12 @@ def test_workers_report_chains_with_probabilities(worker: Worker):
     assert worker.reports(K, 0)
     assert not worker.reports(K, K)  # these were not drafted
     assert len(worker.learnt) == 3
+
+
+def test_a_few_hundred_requests_teach_the_estimator(worker: Worker, monkeypatch):
+    """Regression: for more a kernel was compiled while serving."""
+    monkeypatch.setattr(workers_trimming, "MOST_LEARNED", 2)
+    assert worker.reports() and worker.learnt == [[0, 1]]
 
 
 def test_workers_report_what_was_asked_for(worker: Worker):

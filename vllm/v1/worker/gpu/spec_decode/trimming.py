@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
+# Requests of a step to learn from, as many as one program of the estimator takes: its
+# kernel for more would be compiled while serving.
+MOST_LEARNED = 256
+
+
 class Trimming(AdaptiveVerificationManager):
     """Trims steps whose budget the scheduler chose.
 
@@ -125,7 +130,8 @@ class Trimming(AdaptiveVerificationManager):
                 or self._refuses[states].any()
                 or reaches_past(self._context, batch)
             ):
-                self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
+                rows = batch.idx_mapping, num_sampled, num_rejected
+                self._estimator.step(*(row[:MOST_LEARNED] for row in rows))
         # Of what is drafted next, for the same requests.
         is_chain = 0 < step.num_spec_tokens_to_schedule <= self.num_speculative_steps
         self._is_known[states] = is_large and is_chain

@@ -67,7 +67,10 @@ def draw_alone(
         positions: [rows] int64.
     """
     known = sampler.sampling_states
-    if not known.temperature.np[states_np].any():
+    # Processed logits are float32, for which no warm-up step compiles the search.
+    if (logits.is_cpu or logits.dtype != torch.float32) and (
+        not known.temperature.np[states_np].any()
+    ):
         return best_tokens(logits)
     return gumbel_sample(
         logits,

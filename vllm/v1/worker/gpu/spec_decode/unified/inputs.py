@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from vllm.triton_utils import tl, triton
-from vllm.utils.math_utils import cdiv
+from vllm.utils.math_utils import cdiv, round_up
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -146,9 +146,10 @@ def _with_room(table: torch.Tensor, block_size: int, room: int) -> torch.Tensor:
     """Rows for `room` more tokens, filled with 0, the null block.
 
     They have the width that vLLM gives rows of that many tokens: kernels with another
-    block size than the cache's read all of it.
+    block size than the cache's read all of it. It differs by a multiple of 16, which
+    Triton compiles nothing anew for.
     """
-    blocks = cdiv(table.shape[1] * block_size + room, block_size)
+    blocks = table.shape[1] + round_up(cdiv(room, block_size), 16)
     return table.new_zeros(len(table), get_block_table_width(blocks, block_size))
 
 

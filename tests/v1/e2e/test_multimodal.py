@@ -15,12 +15,7 @@ import torch.nn as nn
 from PIL import Image
 from transformers import AutoModelForImageTextToText, BatchFeature
 
-from tests.checkpoints.tensors import (
-    head,
-    random,
-    shapes_of,
-    write_checkpoint,
-)
+from tests.checkpoints.tensors import head, random, shapes_of, write_checkpoint
 
 from .hooks import drafter_name
 from .image_targets import (
@@ -31,12 +26,7 @@ from .image_targets import (
     register_model,
     save_image_target,
 )
-from .oracle import (
-    EagleOracle,
-    HeadOracle,
-    assert_output_matches,
-    compare_drafts,
-)
+from .oracle import EagleOracle, HeadOracle, assert_output_matches, compare_drafts
 from .recorded import Replays
 from .runner import Request, Served
 from .target_models import DRAFTER, MASK, SIZE, VOCAB, prompt

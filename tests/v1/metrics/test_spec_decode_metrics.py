@@ -20,10 +20,7 @@ from vllm.v1.spec_decode.metrics import (
     SpecDecodingProm,
     SpecDecodingStats,
 )
-from vllm.v1.spec_decode.step_metrics import (
-    StepDrafting,
-    observe_tree,
-)
+from vllm.v1.spec_decode.step_metrics import StepDrafting, observe_tree
 
 K = 3
 PARD = DrafterConfig("draft_model", K, is_parallel=True, parallel_width=K)
@@ -118,10 +115,7 @@ CHAIN_ALONE = step_with_trees(([1], [0]), nodes=K)
             "Draft length (of steps): 0 (25%), 1 (50%), 3 (25%), Per-position "
             "acceptance rate where drafted: 1.000, 1.000, 0.000",
         ),
-        (
-            [TREES, OTHER_TREE],
-            ", Mode: pard, Draft length: tree of 9",
-        ),
+        ([TREES, OTHER_TREE], ", Mode: pard, Draft length: tree of 9"),
         # Regression: nodes past the last depth were counted as drafted and rejected.
         (
             [TREES, replace(OTHER_TREE, step_drafting=AS_DEEP)],

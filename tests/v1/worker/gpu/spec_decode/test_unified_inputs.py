@@ -23,15 +23,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import (
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
-from .batches import (
-    DEVICE,
-    block_tables,
-    int32,
-    int64,
-    plan_of,
-    told,
-    verified_batch,
-)
+from .batches import DEVICE, block_tables, int32, int64, plan_of, told, verified_batch
 from .prepare_inputs_reference import prepare_inputs_reference
 
 # Fewer if a tool such as compute-sanitizer makes the kernel slow.

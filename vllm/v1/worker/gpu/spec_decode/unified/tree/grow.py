@@ -219,7 +219,7 @@ def grow_trees(
         C=count,
         NAMES_ROWS=names_rows,
         BLOCK_K=triton.next_power_of_2(trees.max_depth),
-        FRONTIER=triton.next_power_of_2(num_nodes),
+        FRONTIER=triton.next_power_of_2(trees.max_num_nodes),
         num_warps=1,
     )
 

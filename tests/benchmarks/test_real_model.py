@@ -36,6 +36,8 @@ def target(tmp_path_factory):
 @pytest.mark.parametrize("name", HEADS)
 def test_filled_head_is_servable(name, target, tmp_path):
     slim, filled = ROOT / "models" / name, tmp_path / name
+    with pytest.raises(ValueError, match=f"real_model fill {slim}"):
+        engine_config(target, {"model": str(slim)}, skip_tokenizer_init=True)
     heads.fill(slim, target, filled)
     before, after = (load_file(f / "model.safetensors") for f in (slim, filled))
     left_out = json.loads((slim / heads.SLIM).read_text())

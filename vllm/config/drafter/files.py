@@ -297,7 +297,7 @@ def names_a_path(model: str) -> bool:
 
 
 def check_folder(spec: "SpeculativeConfig") -> None:
-    """Refuses a local drafter that is no folder with a config."""
+    """Refuses a local drafter that is no folder with a config, or was made slim."""
     folder, target = Path(spec.model), spec.target_model_config
     if folder.suffix == ".gguf":
         return
@@ -306,6 +306,11 @@ def check_folder(spec: "SpeculativeConfig") -> None:
         raise ValueError(
             f"{MODEL}: {folder} {what}: name the folder that holds the drafter's "
             "config.json and weights."
+        )
+    if (folder / "slim.json").is_file():
+        raise ValueError(
+            f"{MODEL}: {folder} lacks what is the target's: name the folder that "
+            f"`python -m tools.real_model fill {folder} --out FOLDER` writes."
         )
     is_custom = target and target.config_format not in ("auto", "hf", "mistral")
     if is_custom or any((folder / name).is_file() for name in CONFIGS):

@@ -74,7 +74,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--top-k", type=int, default=-1)
     add("--print-output", action="store_true", help="the text of a dataset, too")
     add("--test", action="store_true", help="fail if no draft was accepted")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.dataset_name in FIELDS:
+        try:
+            found = read_questions(args.dataset_name, Path(args.dataset_path or ""))
+        except ValueError as error:
+            parser.error(str(error))
+        args.prompt = found[: args.num_prompts]
+    return args
 
 
 def speculative_config(args: argparse.Namespace) -> dict[str, Any]:
@@ -99,14 +106,11 @@ def make_llm(args: argparse.Namespace) -> LLM:
 
 def read_prompts(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
     """Prompts of a dataset, or of --prompt; chat models get them as chat messages."""
-    texts = args.prompt or PROMPTS
-    if args.dataset_name in FIELDS:
-        questions = read_questions(args.dataset_name, Path(args.dataset_path or ""))
-        ids = [encode_chat(tokenizer, each) for each in questions[: args.num_prompts]]
-    elif args.dataset_name is not None:  # its samples come in the chat template
+    texts, name = args.prompt or PROMPTS, args.dataset_name
+    if name is not None and name not in FIELDS:  # samples come in the chat template
         samples = get_samples(args, tokenizer)
         ids = [tokenizer.encode(s.prompt, add_special_tokens=False) for s in samples]
-    elif args.model is not None:
+    elif args.model is not None or name is not None:
         ids = [encode_chat(tokenizer, text) for text in texts]
     else:  # the bundled target continues text
         ids = [tokenizer.encode(text) for text in texts]

@@ -46,6 +46,8 @@ def evaluate(
         engine: arguments of `LLM`.
     """
     asked = {each: read(questions, each)[:limit] for each in SETS}
+    if current_platform.is_cpu():  # where compiling takes longer than a few answers
+        engine = {"dtype": "float32", "compilation_config": {"mode": 0}} | engine
     if head is not None:
         spec = {"model": str(head), "num_speculative_tokens": K} | spec
     if record:

@@ -37,11 +37,6 @@ def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
     command += ["-o", f"pythonpath={tree}"]  # and not this repository
     environment = os.environ | {"PYTHONPATH": str(tree)}
     environment.setdefault("VLLM_TEST_MODELS", str(ROOT / "models"))
-    done = subprocess.run(
-        [*command, *options, *tests],
-        cwd=tree,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    how = {"cwd": tree, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([*command, *options, *tests], **how)
     return done.returncode, done.stderr + done.stdout

@@ -75,8 +75,8 @@ def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
         return msg.removeprefix("Value error, ")
     names = re.findall(r"'([^']+)'", msg) if type == "literal_error" else []
     near = get_close_matches(str(input), names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"{'.'.join(map(str, (title, *loc)))}: {msg}{hint}"
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{'.'.join(map(str, (title, *loc)))}: {hint}{msg}"
 
 
 def parse_speculative_config(text: str) -> Any:

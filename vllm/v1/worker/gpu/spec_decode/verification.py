@@ -67,10 +67,9 @@ def draw_alone(
         positions: [rows] int64.
     """
     known = sampler.sampling_states
+    is_greedy = not known.temperature.np[states_np].any()
     # Processed logits are float32, for which no warm-up step compiles the search.
-    if (logits.is_cpu or logits.dtype != torch.float32) and (
-        not known.temperature.np[states_np].any()
-    ):
+    if is_greedy and (logits.is_cpu or logits.dtype != torch.float32):
         return best_tokens(logits)
     return gumbel_sample(
         logits,

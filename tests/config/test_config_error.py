@@ -50,6 +50,7 @@ def test_command_exits_with_one_line_error(models, monkeypatch, spec: dict, line
         bench(models, monkeypatch, **spec)
     assert ended.value.code.startswith(f"error: {line}")
     assert "\n" not in ended.value.code and "pydantic" not in ended.value.code
+    assert ("did you mean 'pard'?" in ended.value.code) == ("method" in spec)
     # With debug logging, the error has vLLM's own type, for callers that catch it.
     with pytest.raises(ValidationError):
         bench(models, monkeypatch, level="DEBUG", **spec)

@@ -16,9 +16,9 @@ MASK_TOKEN_ID = 16
 DRAFT_VOCAB_SIZE = 8192
 VOCAB_SIZE = 49152
 K = 8
-# Arguments of `speculators train` besides its defaults; attention is over all text.
-BLOCKS: dict[str, object] = {"max_anchors": 1024, "block_size": K + 1}
-BLOCKS["full_attention_indices"] = [0, 1, 2, 3, 4]
+# Arguments of `speculators train`, those that differ from its defaults. Attention over
+# the whole text, and in both directions in a block: the same in each engine.
+BLOCKS = dict(max_anchors=1024, block_size=K + 1, full_attention_indices=[*range(5)])
 SMALL = {"num_layers": 3, "full_attention_indices": [0, 1, 2]}  # it is bundled
 HEADS: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},

@@ -31,13 +31,10 @@ from .heads import fill
 from .model import real_model
 from .questions import COMPLETE
 
-# By folder of models/: how much the head drafts.
-HEADS = {
-    "smollm2-eagle3": {"num_speculative_tokens": 5},
-    "smollm2-dflash": {"num_speculative_tokens": 7},
-}
+# Folders of models/, and how much the heads draft.
+HEADS, DRAFTS = ("smollm2-eagle3", "smollm2-peagle"), {"num_speculative_tokens": 5}
 # Architectures of the model and the heads.
-CLASSES = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "DFlashDraftModel"
+CLASSES = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "PeagleQwen3ForCausalLM"
 # One of each kind that the heads are evaluated on.
 QUESTIONS = (
     "A bakery bakes 24 loaves of bread a day and sells each of them for $3. How much "
@@ -106,7 +103,7 @@ def fill_bundled(model: Path) -> list[dict[str, Any]]:
     """Puts the bundled heads beside the model; returns their speculative configs."""
     for name in HEADS:
         fill(ROOT / "models" / name, model, model.parent / name)
-    return [{"model": str(model.parent / name)} | HEADS[name] for name in HEADS]
+    return [{"model": str(model.parent / name)} | DRAFTS for name in HEADS]
 
 
 def answers(measured: Measurement, tokenizer: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ K = 8
 # Arguments of `speculators train`, those that differ from its defaults. Attention over
 # the whole text, and in both directions in a block: the same in each engine.
 BLOCKS = dict(max_anchors=1024, block_size=K + 1, full_attention_indices=[*range(5)])
-SMALL = {"num_layers": 3, "full_attention_indices": [0, 1, 2]}  # it is bundled
+SMALL = {"num_layers": 3, "full_attention_indices": [0, 1, 2]}
 HEADS: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},
     "peagle": {

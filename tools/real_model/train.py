@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from datasets import load_from_disk
+from speculators.models.peagle import PEagleSpeculatorConfig
 from speculators.train.cli import main as speculators_train
 from speculators.train.config import TrainConfig
 
@@ -31,6 +32,11 @@ COMMON = {
     "loss_implementation": "eager",
     "draft_attn_impl": "sdpa",
 }
+
+# A P-EAGLE head, too, keeps the target's embeddings, which `slim` leaves out: there is a
+# flag for it, which speculators does not hand on.
+PEagleSpeculatorConfig.model_fields["embed_requires_grad"].default = False
+PEagleSpeculatorConfig.model_rebuild(force=True, _types_namespace={"torch": torch})
 
 
 def arguments(head: str, **options: Any) -> list[str]:

@@ -2,7 +2,6 @@
 """Trains a drafter, heads with the speculators library's own trainer."""
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ COMMON = {
     "draft_attn_impl": "sdpa",
 }
 
-# A P-EAGLE head, too, keeps the target's embeddings, which `slim` leaves out: there is a
-# flag for it, which speculators does not hand on.
+# A P-EAGLE head, too, keeps the target's embeddings, which `slim` leaves out: for this
+# there is a flag, which speculators does not hand on.
 PEagleSpeculatorConfig.model_fields["embed_requires_grad"].default = False
 PEagleSpeculatorConfig.model_rebuild(force=True, _types_namespace={"torch": torch})
 
@@ -61,15 +60,12 @@ def train(
     if head not in HEADS:
         draft_models.train(head, model, data, out, steps, options)
         return
-    begin = time.monotonic()
     if (COMMON | options)["draft_attn_impl"] == "sdpa":
         torch.compiler.set_stance("force_eager")
     options = {"max_steps": steps} | options
     epochs = epochs_of(data, options)
     options |= {"verifier_name_or_path": model, "data_path": data, "save_path": out}
     speculators_train(TrainConfig.resolve(arguments(head, **options, epochs=epochs)))
-    taken = time.monotonic() - begin
-    print(f"{head}: {steps} steps in {epochs} epochs, {taken:.0f} s", flush=True)
 
 
 def epochs_of(data: Path, options: dict[str, Any]) -> int:

@@ -44,11 +44,10 @@ class Base:
     knows then."""
 
     dp_rank, dp_size, supports_decode_metadata_update = 0, 1, False
-    kv_cache_config = vllm_config = None
+    kv_cache_config, vllm_config, max_model_len = None, None, MAX_MODEL_LEN + 16
 
     def __init__(self, inputs: DraftInputs) -> None:
-        self.batch, self.eplb = inputs.batch, []
-        self.rows: list[int] = []
+        self.batch, self.eplb, self.rows = inputs.batch, [], []
         # [query_start_loc, upper bounds of lengths] of each pass: of host and device.
         self.told: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         self._prepare_eplb_forward = self.eplb.append
@@ -146,6 +145,8 @@ def test_host_knows_starts_and_bounds_of_lengths(
     for (starts, bounds), (known_starts, lengths) in parts.base.told:
         assert starts.tolist() == known_starts.tolist()
         assert (bounds >= lengths).all()
+    most = parts.base.draft_max_seq_len
+    assert lengths.max() <= most <= parts.runner.inputs.tables.reach()
 
 
 def test_eplb_counts_only_real_tokens(monkeypatch):

@@ -110,19 +110,22 @@ class DraftBlockTables:
             groups: KV groups of the drafter's layers; the target may have others, whose
                 rows may hold only a few tokens of any sequence.
         """
-        self.target, self.room = target, room
+        self.target, self.room, self.groups = target, room, groups
         self.input_block_tables = self.narrow = target.input_block_tables
         self.wide = [
             _with_room(table, size, room)
             for table, size in zip(self.narrow, target.block_sizes, strict=True)
         ]
-        # Tokens of a sequence that the drafter's narrow rows hold.
-        sizes = target.block_sizes
-        self.capacity = min(self.narrow[g].shape[1] * sizes[g] for g in groups)
+        self.capacity = self.reach()
 
     @property
     def cp_size(self) -> int:
         return self.target.cp_size
+
+    def reach(self) -> int:
+        """Tokens of a sequence that the drafter's rows hold, as chosen by `fit`."""
+        rows, sizes = self.input_block_tables, self.target.block_sizes
+        return min(rows[group].shape[1] * sizes[group] for group in self.groups)
 
     def fit(self, num_reqs: int, longest: int) -> bool:
         """Chooses rows for a batch whose longest target sequence is `longest`.
@@ -172,7 +175,7 @@ class WindowedBlockTables(DraftBlockTables):
                 one, so tokens cannot be left out in whole blocks.
         """
         super().__init__(target, room, groups)
-        self.groups, self.window = groups, window
+        self.window = window
         self.input_block_tables = self.wide
         sizes = [target.block_sizes[group] for group in groups]
         self.unit = max(sizes)

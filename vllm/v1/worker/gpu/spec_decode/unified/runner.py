@@ -92,12 +92,20 @@ class DraftRunner:
     def _shapes(self, step: TargetStep, sync: DPSyncState | None) -> StepShapes:
         batch, base = step.batch, self.base
         longest = int(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].max())
-        fits_graphs = self.inputs.tables.fit(batch.num_reqs, longest)
+        fits_graphs = self._fit_tables(batch.num_reqs, longest)
         most = self.drafter.layout.num_speculative_tokens + 1
         has_embeddings = self.inputs.multimodal is not None
         return StepShapes(
             self.graphs, base.dp_rank, sync, fits_graphs, most, has_embeddings
         )
+
+    def _fit_tables(self, num_reqs: int, longest: int) -> bool:
+        """Metadata tells of no longer sequences than the rows that are chosen hold:
+        FlexAttention slices rows by it."""
+        base, tables = self.base, self.inputs.tables
+        fits_graphs = tables.fit(num_reqs, longest)
+        base.draft_max_seq_len = min(base.max_model_len, tables.reach())
+        return fits_graphs
 
     def _run_passes(
         self, plan: DraftPlan, passes: range, step: TargetStep, shape: DraftShape
@@ -312,7 +320,7 @@ class DraftRunner:
         self, desc: DraftBatchDescriptor, num_tokens_across_dp: torch.Tensor | None
     ) -> PassContext:
         n, batch, base = desc.num_reqs, self.inputs.batch, self.base
-        self.inputs.tables.fit(n, longest=0)
+        self._fit_tables(n, longest=0)
         self.inputs.lay_out_evenly(n, desc.num_tokens)
         slots = batch.slot_mappings[:, : desc.num_tokens]
         starts = torch.arange(n + 1, dtype=torch.int32) * desc.num_tokens // n

@@ -323,7 +323,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
         limit = self.speculative_config.drafter.limit(most)
         tokens = self.drafter.mask_token_id, self.vocab_size
         self.inputs.limits = DraftLimits(*tokens, limit)
-        self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
 
     @property

@@ -72,8 +72,8 @@ class Parts:
         inputs = DraftInputs(layout, 64, 4, DEVICE)
         inputs.allocate_kv_groups(1)
         inputs.limits = DraftLimits(MASK, VOCAB, MAX_MODEL_LEN)
-        tables = block_tables([0] * 8, 4)
-        inputs.tables = DraftBlockTables(tables, layout.num_room_tokens, [0])
+        room, most = layout.num_room_tokens, Base.max_model_len
+        inputs.tables = DraftBlockTables(block_tables([0] * 8, 4), room, most, [0])
         self.base = Base(inputs)
         drafts = torch.zeros(4, num_drafts, dtype=torch.int64, device=DEVICE)
         self.sampler = DraftSampler(drafts, inputs, self.sample, 4)

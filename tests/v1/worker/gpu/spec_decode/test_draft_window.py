@@ -53,7 +53,7 @@ def test_passes_attend_to_sink_and_window(sizes: list[int], window: int):
     """Later ones to the same, and to the tokens that passes before have added."""
     base, unit, groups = block_tables(sizes), max(sizes), range(len(sizes))
     before = [table.clone() for table in base.input_block_tables]
-    tables = WindowedBlockTables(base, ROOM, groups, window)
+    tables = WindowedBlockTables(base, ROOM, MAX_LEN + ROOM, groups, window=window)
     assert tables.fit(len(BATCH), MAX_LEN)
     for added in (0, ROOM):
         of_pass = batch()
@@ -80,6 +80,6 @@ def test_passes_attend_to_sink_and_window(sizes: list[int], window: int):
 
 def test_indivisible_block_sizes_are_refused():
     base = block_tables([16, 48, 32])
-    WindowedBlockTables(base, ROOM, [0, 1], 8)
+    WindowedBlockTables(base, ROOM, MAX_LEN, [0, 1], window=8)
     with pytest.raises(ValueError, match=r"draft_window .* blocks of \[48, 32\] token"):
-        WindowedBlockTables(base, ROOM, [1, 2], 8)
+        WindowedBlockTables(base, ROOM, MAX_LEN, [1, 2], window=8)

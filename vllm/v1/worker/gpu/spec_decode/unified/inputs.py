@@ -19,7 +19,7 @@ those of later passes included, share one window.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
@@ -102,20 +102,23 @@ class DraftBlockTables:
         input_block_tables: G x [R, blocks] int32, the rows that attention reads.
     """
 
-    def __init__(self, target: BlockTables, room: int, groups: Sequence[int]):
+    def __init__(
+        self, target: BlockTables, room: int, most: int, groups: Sequence[int]
+    ):
         """
         Args:
             target: the target's; its blocks are shared.
             room: positions past the longest sequence that padding may have.
+            most: tokens of the longest sequence, with that room.
             groups: KV groups of the drafter's layers; the target may have others, whose
                 rows may hold only a few tokens of any sequence.
         """
         self.target, self.room, self.groups = target, room, groups
         self.input_block_tables = self.narrow = target.input_block_tables
-        self.wide = [
-            _with_room(table, size, room)
-            for table, size in zip(self.narrow, target.block_sizes, strict=True)
-        ]
+        self.wide = [*self.narrow]
+        for group in groups:
+            size = target.block_sizes[group]
+            self.wide[group] = _wide_rows(self.narrow[group], cdiv(most, size), size)
         self.capacity = self.reach()
 
     @property
@@ -145,15 +148,17 @@ class DraftBlockTables:
         """Called once the inputs of a pass are written; attention sees all of them."""
 
 
-def _with_room(table: torch.Tensor, block_size: int, room: int) -> torch.Tensor:
-    """Rows for `room` more tokens, filled with 0, the null block.
+def _wide_rows(narrow: torch.Tensor, blocks: int, block_size: int) -> torch.Tensor:
+    """Rows for so many blocks, filled with 0, the null block.
 
-    They have the width that vLLM gives rows of that many tokens: kernels with another
-    block size than the cache's read all of it. It differs by a multiple of 16, which
-    Triton compiles nothing anew for.
+    They are as wide as vLLM makes such rows: tables of kernels with another block size
+    than the cache's are no wider. They lie a multiple of 16 entries further apart than
+    the narrow ones, for which Triton compiles nothing anew.
     """
-    blocks = table.shape[1] + round_up(cdiv(room, block_size), 16)
-    return table.new_zeros(len(table), get_block_table_width(blocks, block_size))
+    held = narrow.shape[1]
+    width = max(held, get_block_table_width(blocks, block_size))
+    apart = held + round_up(width - held, 16)
+    return narrow.new_zeros(len(narrow), apart)[:, :width]
 
 
 class WindowedBlockTables(DraftBlockTables):
@@ -163,21 +168,20 @@ class WindowedBlockTables(DraftBlockTables):
         dropped: [R] int32, tokens of each request that the step leaves out.
     """
 
-    def __init__(
-        self, target: BlockTables, room: int, groups: Sequence[int], window: int
-    ):
+    def __init__(self, *tables: Any, window: int):
         """
         Args:
+            tables: as of `DraftBlockTables`.
             window: the fewest tokens that a slot attends to, if there are as many.
 
         Raises:
             ValueError: a block size of the drafter's layers does not divide the largest
                 one, so tokens cannot be left out in whole blocks.
         """
-        super().__init__(target, room, groups)
-        self.window = window
+        super().__init__(*tables)
+        self.window, target = window, self.target
         self.input_block_tables = self.wide
-        sizes = [target.block_sizes[group] for group in groups]
+        sizes = [target.block_sizes[group] for group in self.groups]
         self.unit = max(sizes)
         if any(self.unit % size for size in sizes):
             raise ValueError(

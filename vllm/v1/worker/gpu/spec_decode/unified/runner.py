@@ -100,7 +100,7 @@ class DraftRunner:
         )
 
     def _fit_tables(self, num_reqs: int, longest: int) -> bool:
-        """Metadata tells of no longer sequences than the rows that are chosen hold:
+        """Chooses rows; the metadata's longest sequence is one that they hold, as
         FlexAttention slices rows by it."""
         base, tables = self.base, self.inputs.tables
         fits_graphs = tables.fit(num_reqs, longest)
@@ -336,6 +336,7 @@ class DraftRunner:
             block_tables=[rows[:n] for rows in self.inputs.tables.input_block_tables],
             slot_mappings=slots,
             kv_cache_config=base.kv_cache_config,
+            seq_lens_cpu_upper_bound=starts.diff(),
             positions=batch.positions[: desc.num_tokens],
             is_prefilling=base.draft_is_prefilling[:n],
             for_cudagraph_capture=True,

@@ -70,8 +70,6 @@ MODEL_TYPES = {"llama_peagle": "llama"}
 CONFIGS = ("config.json", "params.json")
 INDEX = "model.safetensors.index.json"
 MODEL = '"model" of speculative_config'
-# A drafter may do well up to this multiple of the tokens that it was trained for.
-FAR_BEYOND = 2
 # Methods that an explicit setting decides, whatever the path.
 HEADS = ("eagle", "eagle3", "dflash", "dspark")
 # Words in a path from which vLLM derives the method of a drafter.
@@ -174,21 +172,20 @@ def _fill_from(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
 
 
 def _fit_length(spec: "SpeculativeConfig", trained: int) -> None:
-    """Warns if K is far above the trained one, and lowers it to the rows of a block."""
+    """Warns if K is above the trained one, and lowers it to the rows of a block."""
     drafts = spec.num_speculative_tokens
     # A block has no rows behind its end that were trained.
     is_block = spec.method in BLOCK_METHODS
-    most = trained if is_block else FAR_BEYOND * trained
-    if drafts > most > 0:
+    if drafts > trained > 0:
         logger.warning(
             "num_speculative_tokens is %d, but %s was trained to draft %d tokens at "
-            "once: those far behind them are %s. Lower it, or leave it unset.",
+            "once: those behind them are %s. Lower it, or leave it unset.",
             drafts,
             spec.model,
             trained,
             "not drafted" if is_block else "hardly accepted",
         )
-        spec.num_speculative_tokens = most if is_block else drafts
+        spec.num_speculative_tokens = trained if is_block else drafts
 
 
 # A drafter's checkpoint as a whole.

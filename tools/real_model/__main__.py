@@ -79,9 +79,10 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     one.add_argument("--spec", type=json.loads, default={}, help="more keys, JSON")
     one.add_argument("--record", action="store_true", help="drafts, to replay them")
-    for name in ("slim", "fill"):
-        describe = f"{name.title()}s a head: without, or with, what is the target's."
-        command(name, f"heads.{name}", describe).add_argument("head", type=Path)
+    for name, how in {"slim": "without", "fill": "again with"}.items():
+        describe = f"Copies a head {how} the tensors that it shares with its target."
+        made = command(name, f"heads.{name}", describe)
+        made.add_argument("head", type=Path, help="folder")
     return found
 
 

@@ -2,11 +2,12 @@
 """The heads: how each is trained, and what of its file is the target's."""
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from tools.overlay.base import OverlayError
 
 # Hidden states that the heads read, as vLLM numbers them: 2, L // 2 and L - 3, which is
 # what both vLLM and speculators take by default for this model.
@@ -44,35 +45,40 @@ def slim(head: Path, model: Path, out: Path) -> None:
 
     The target's `lm_head` is its embeddings. `fill` restores the file.
     """
+    tensors = _read(head, out, is_slim=False)
     table = load_file(model / "model.safetensors")["model." + EMBED]
-    tensors = load_file(head / "model.safetensors")
     mine = {EMBED: table, LM_HEAD: table[tensors["t2d"]] if "t2d" in tensors else table}
     left_out = [n for n, t in mine.items() if torch.equal(tensors.get(n, t[:0]), t)]
-    _copy(head, out, {n: t for n, t in tensors.items() if n not in left_out})
+    kept = {n: t for n, t in tensors.items() if n not in left_out}
+    _write(head, out, kept, model.name)
     (out / SLIM).write_text(json.dumps(left_out) + "\n")
-    _name_target(out, model.name)
 
 
 def fill(head: Path, model: Path, out: Path) -> None:
     """Copies a slim head with the tensors that `slim` left out."""
+    tensors = _read(head, out, is_slim=True)
     table = load_file(model / "model.safetensors")["model." + EMBED]
-    tensors = load_file(head / "model.safetensors")
     for name in json.loads((head / SLIM).read_text()):
         reduced = name == LM_HEAD and "t2d" in tensors
         tensors[name] = table[tensors["t2d"]] if reduced else table
-    _copy(head, out, tensors)
-    _name_target(out, str(model))
+    _write(head, out, tensors, str(model))
 
 
-def _name_target(head: Path, name: str) -> None:
-    """In place of its path on the machine that the head was trained on."""
+def _read(head: Path, out: Path, is_slim: bool) -> dict[str, torch.Tensor]:
+    if not (head / "model.safetensors").exists():
+        raise OverlayError(f"{head} is no head: it has no model.safetensors")
+    if (head / SLIM).exists() != is_slim:
+        raise OverlayError(f"{head} is {'not slim' if is_slim else 'slim already'}")
+    if out.resolve() == head.resolve():
+        raise OverlayError("--out is the head: name another folder")
+    return load_file(head / "model.safetensors")
+
+
+def _write(head: Path, out: Path, tensors: dict[str, torch.Tensor], target: str):
     config = json.loads((head / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = name
-    (head / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _copy(head: Path, out: Path, tensors: dict[str, torch.Tensor]) -> None:
+    # In place of its path on the machine that the head was trained on.
+    config["speculators_config"]["verifier"]["name_or_path"] = target
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copy(head / "config.json", out)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(whole, out / "model.safetensors", metadata={"format": "pt"})

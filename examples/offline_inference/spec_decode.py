@@ -132,8 +132,10 @@ def report(llm: LLM, outputs: list[RequestOutput]) -> float:
     print(f"mean acceptance length: {length:.2f}")
     print("-" * 50)
     if "accepted_tokens_per_pos" in metrics:
+        drafted = metrics["draft_tokens_per_pos"].values
         for i, accepted in enumerate(metrics["accepted_tokens_per_pos"].values):
-            print(f"acceptance at token {i}: {accepted / drafts:.2f}")
+            if drafted[i]:
+                print(f"acceptance at token {i}: {accepted / drafted[i]:.2f}")
     return length
 
 

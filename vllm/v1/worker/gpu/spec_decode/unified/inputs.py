@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from vllm.triton_utils import tl, triton
-from vllm.utils.math_utils import cdiv, round_up
+from vllm.utils.math_utils import cdiv
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -152,13 +152,10 @@ def _wide_rows(narrow: torch.Tensor, blocks: int, block_size: int) -> torch.Tens
     """Rows for so many blocks, filled with 0, the null block.
 
     They are as wide as vLLM makes such rows: tables of kernels with another block size
-    than the cache's are no wider. They lie a multiple of 16 entries further apart than
-    the narrow ones, for which Triton compiles nothing anew.
+    than the cache's are no wider. TRTLLM's kernels need them contiguous.
     """
-    held = narrow.shape[1]
-    width = max(held, get_block_table_width(blocks, block_size))
-    apart = held + round_up(width - held, 16)
-    return narrow.new_zeros(len(narrow), apart)[:, :width]
+    width = max(narrow.shape[1], get_block_table_width(blocks, block_size))
+    return narrow.new_zeros(len(narrow), width)
 
 
 class WindowedBlockTables(DraftBlockTables):

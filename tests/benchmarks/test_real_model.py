@@ -44,7 +44,9 @@ def test_filled_head_is_servable(name, target, tmp_path):
     shapes = {heads.EMBED: (VOCAB, WIDTH), heads.LM_HEAD: (REDUCED, WIDTH)}
     assert all(after[tensor].shape == shapes[tensor] for tensor in left_out)
     # Compares the tensors with those that vLLM's model of this config has.
-    engine_config(target, {"model": str(filled)} | DRAFTS, skip_tokenizer_init=True)
+    spec = {"model": str(filled)} | DRAFTS
+    config = engine_config(target, spec, skip_tokenizer_init=True)
+    assert config.speculative_config.method == "eagle3"  # P-EAGLE's too
     for change, head in (heads.slim, slim), (heads.fill, filled):
         with pytest.raises(OverlayError, match=f"{head} is (not slim|slim already)"):
             change(head, target, tmp_path / "again")

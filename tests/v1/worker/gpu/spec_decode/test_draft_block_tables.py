@@ -28,14 +28,12 @@ def test_only_long_sequences_need_wide_rows(size: int, longest: int, room: int):
     """A kernel's own table has this width, and TRTLLM's take contiguous rows only."""
     base = tables([size, 1], [width(longest, size), longest])
     view = DraftBlockTables(base, room, longest + room, [0])
-    narrow, held = base.input_block_tables[0], base.input_block_tables[0].shape[1]
-    most = held * size
-    assert view.fit(3, most - room)
-    assert view.input_block_tables is base.input_block_tables
+    narrow = (shared := base.input_block_tables)[0]
+    held, most = narrow.shape[1], narrow.shape[1] * size
+    assert view.fit(3, most - room) and view.input_block_tables is shared
     assert not view.fit(2, most - room + 1)
     rows = view.input_block_tables[0]
-    assert rows.shape[1] == width(longest + room, size)
-    assert rows.is_contiguous()
+    assert rows.shape[1] == width(longest + room, size) and rows.is_contiguous()
     assert rows[:2, :held].equal(narrow[:2])
     assert rows[:, held:].eq(0).all() and rows[2].eq(0).all()
     assert view.fit(3, 20) is (20 + room <= most)

@@ -74,11 +74,11 @@ def _read(head: Path, out: Path, is_slim: bool) -> dict[str, torch.Tensor]:
     return load_file(head / "model.safetensors")
 
 
-def _write(head: Path, out: Path, tensors: dict[str, torch.Tensor], target: str):
+def _write(head: Path, out: Path, tensors: dict[str, torch.Tensor], name: str) -> None:
     config = json.loads((head / "config.json").read_text())
     # In place of its path on the machine that the head was trained on.
-    config["speculators_config"]["verifier"]["name_or_path"] = target
+    config["speculators_config"]["verifier"]["name_or_path"] = name
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    whole = {each: tensor.contiguous() for each, tensor in tensors.items()}
     save_file(whole, out / "model.safetensors", metadata={"format": "pt"})

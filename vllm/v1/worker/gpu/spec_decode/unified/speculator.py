@@ -311,12 +311,12 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.inputs.allocate_kv_groups(block_tables.num_kv_cache_groups)
         self._use_batch()
         own = [number for number, found in enumerate(self.attn_groups) if found]
-        sizes = block_tables, self.layout.num_room_tokens, self.max_model_len, own
+        given = block_tables, self.layout.num_room_tokens, self.max_model_len, own
         window = self.speculative_config.draft_window
         if window is None:
-            self.block_tables = DraftBlockTables(*sizes)
+            self.block_tables = DraftBlockTables(*given)
         else:
-            self.block_tables = WindowedBlockTables(*sizes, window=window)
+            self.block_tables = WindowedBlockTables(*given, window=window)
         self.inputs.tables = self.block_tables
         # The engine may have lowered max_model_len, to fit this KV cache.
         most = self.vllm_config.model_config.max_model_len

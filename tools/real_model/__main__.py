@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         describe = f"Copies a head {how} the tensors that it shares with its target."
         made = command(name, f"heads.{name}", describe)
         made.add_argument("head", type=Path, help="folder")
+    made.add_argument("--whole-vocabulary", action="store_true", help="draft any token")
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tools.overlay.base import OverlayError
+from tools.overlay.base import ROOT, OverlayError
 
 # Hidden states that the heads read, as vLLM numbers them: 2, L // 2 and L - 3, which is
 # what both vLLM and speculators take by default for this model.
@@ -24,12 +24,12 @@ SMALL = {"num_layers": 3, "full_attention_indices": [0, 1, 2]}
 HEADS: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},
     "peagle": {
-        "num_layers": 4,
+        "draft_config": ROOT / "models/smollm2-peagle",
+        "draft_vocab_size": VOCAB_SIZE,
         "num_depths": K,
         "max_anchors": 4096,
         "down_sample_ratio": 0.8,  # of each deeper draft, by default 0.7 and 0.2
         "down_sample_ratio_min": 0.4,
-        "full_attention_indices": [0, 1, 2, 3],
     },
     "dflash": BLOCKS | SMALL | {"sliding_window_non_causal": True},
     # Its candidates are of the whole vocabulary.
@@ -46,22 +46,29 @@ def slim(head: Path, model: Path, out: Path) -> None:
     The target's `lm_head` is its embeddings. `fill` restores the file.
     """
     tensors = _read(head, out, is_slim=False)
-    table = load_file(model / "model.safetensors")["model." + EMBED]
-    mine = {EMBED: table, LM_HEAD: table[tensors["t2d"]] if "t2d" in tensors else table}
-    left_out = [n for n, t in mine.items() if torch.equal(tensors.get(n, t[:0]), t)]
+    rows = _rows(tensors, model)
+    left_out = [n for n, t in rows.items() if torch.equal(tensors.get(n, t[:0]), t)]
     kept = {n: t for n, t in tensors.items() if n not in left_out}
     _write(head, out, kept, model.name)
     (out / SLIM).write_text(json.dumps(left_out) + "\n")
 
 
-def fill(head: Path, model: Path, out: Path) -> None:
-    """Copies a slim head with the tensors that `slim` left out."""
+def fill(head: Path, model: Path, out: Path, whole_vocabulary: bool = False) -> None:
+    """Copies a slim head with the tensors that `slim` left out.
+
+    One of the `whole_vocabulary` also drafts tokens that the head was not trained for.
+    """
     tensors = _read(head, out, is_slim=True)
-    table = load_file(model / "model.safetensors")["model." + EMBED]
-    for name in json.loads((head / SLIM).read_text()):
-        reduced = name == LM_HEAD and "t2d" in tensors
-        tensors[name] = table[tensors["t2d"]] if reduced else table
+    if whole_vocabulary:
+        tensors = {n: t for n, t in tensors.items() if n not in ("t2d", "d2t")}
+    rows = _rows(tensors, model)
+    tensors |= {name: rows[name] for name in json.loads((head / SLIM).read_text())}
     _write(head, out, tensors, str(model))
+
+
+def _rows(tensors: dict[str, torch.Tensor], model: Path) -> dict[str, torch.Tensor]:
+    table = load_file(model / "model.safetensors")["model." + EMBED]
+    return {EMBED: table, LM_HEAD: table[tensors.get("t2d", slice(None))].clone()}
 
 
 def _read(head: Path, out: Path, is_slim: bool) -> dict[str, torch.Tensor]:
@@ -78,7 +85,8 @@ def _write(head: Path, out: Path, tensors: dict[str, torch.Tensor], name: str) -
     config = json.loads((head / "config.json").read_text())
     # In place of its path on the machine that the head was trained on.
     config["speculators_config"]["verifier"]["name_or_path"] = name
+    if "t2d" not in tensors:
+        config["draft_vocab_size"] = VOCAB_SIZE
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    whole = {each: tensor.contiguous() for each, tensor in tensors.items()}
-    save_file(whole, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from transformers.utils.logging import disable_progress_bar
 
 from tools.overlay.base import Base, OverlayError, cache_folder, find_wheel
@@ -89,17 +89,10 @@ def check(folder: Path) -> None:
     """Raises:
     OverlayError: the model does not give the known answer.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    asked = tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
-    found = model.generate(**asked, max_new_tokens=MAX_TOKENS, do_sample=False)
-    start = asked["input_ids"].shape[1]
-    answer = tokenizer.decode(found[0, start:], skip_special_tokens=True)
+    ask = pipeline("text-generation", str(folder))
+    asked = [{"role": "user", "content": QUESTION}]
+    (found,) = ask(asked, max_new_tokens=MAX_TOKENS, do_sample=False)
+    answer = found["generated_text"][-1]["content"]
     if answer != ANSWER:
         raise OverlayError(
             f"The converted {NAME} answers {answer!r} instead of {ANSWER!r}: install "

@@ -63,13 +63,10 @@ def draw_contract(shares: pd.DataFrame) -> Figure:
         axes.grid(alpha=0.3)
     places.set(xlabel="position of the draft", ylabel="share of greedy steps")
     heats.set(xlabel="temperature", ylabel="tokens a step")
-    lines = [([], [], f"C{n}", "-", name) for n, name in enumerate(drafters)]
-    lines += [([], [], "black", style, how or "chain") for how, style in STYLES.items()]
-    handles = [
-        Line2D(x, y, color=colour, linestyle=style, label=label)
-        for x, y, colour, style, label in lines
-    ]
-    figure.legend(handles=handles, loc="outside right center", frameon=False)
+    lines = [Line2D([], [], color=f"C{n}", label=d) for n, d in enumerate(drafters)]
+    for how, style in STYLES.items():
+        lines += [Line2D([], [], color="black", linestyle=style, label=how or "chain")]
+    figure.legend(handles=lines, loc="outside right center", frameon=False)
     return figure
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real model is the pinned one, or nothing; its heads travel slim."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,7 @@ def target(tmp_path_factory):
     """Embeddings in place of the model, which tests do not fetch."""
     folder = tmp_path_factory.mktemp("target")
     shutil.copy(FOLDER / "smollm2-135m/target/config.json", folder)
-    table = torch.arange(VOCAB * WIDTH).view(VOCAB, WIDTH).bfloat16()
+    table = torch.randn(VOCAB, WIDTH, generator=torch.manual_seed(0)).bfloat16()
     save_file({f"model.{heads.EMBED}": table}, folder / "model.safetensors")
     return folder
 
@@ -41,11 +40,12 @@ def test_filled_head_is_servable(name, whole, rows, target, tmp_path):
         engine_config(target, {"model": str(slim)}, skip_tokenizer_init=True)
     heads.fill(slim, target, filled, whole)
     before, after = (load_file(f / "model.safetensors") for f in (slim, filled))
-    left_out = json.loads((slim / heads.SLIM).read_text())
     before = {n: t for n, t in before.items() if not (whole and n in ("t2d", "d2t"))}
-    assert after.keys() == before.keys() | set(left_out)
-    shapes = {heads.EMBED: (VOCAB, WIDTH), heads.LM_HEAD: (rows, WIDTH)}
-    assert all(after[tensor].shape == shapes[tensor] for tensor in left_out)
+    (table,) = load_file(target / "model.safetensors").values()
+    kept = after.get("t2d", torch.ones(VOCAB, dtype=torch.bool))
+    assert kept.sum() == rows
+    expected = before | {heads.EMBED: table, heads.LM_HEAD: table[kept]}
+    torch.testing.assert_close(after, expected, rtol=0, atol=0)
     # Compares the tensors with those that vLLM's model of this config has.
     spec = {"model": str(filled)} | DRAFTS
     config = engine_config(target, spec, skip_tokenizer_init=True)
@@ -56,6 +56,11 @@ def test_filled_head_is_servable(name, whole, rows, target, tmp_path):
     heads.slim(filled, target, tmp_path / "again")
     again = load_file(tmp_path / "again/model.safetensors")
     torch.testing.assert_close(again, before, rtol=0, atol=0)
+    if rows == REDUCED:
+        again["own"] = torch.zeros(REDUCED, 1)
+        save_file(again, tmp_path / "again/model.safetensors")
+        with pytest.raises(OverlayError, match=f"of its own for {REDUCED} tokens"):
+            heads.fill(tmp_path / "again", target, filled, True)
 
 
 @pytest.fixture

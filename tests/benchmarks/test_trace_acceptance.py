@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.spec_decode.trace_acceptance import (
-    FIRST_TOKEN,
-    Replay,
-    start_of,
-)
+from benchmarks.spec_decode.trace_acceptance import FIRST_TOKEN, Replay, start_of
 from benchmarks.spec_decode.traces import NO_NODE, Trace
 from tests.v1.worker.gpu.spec_decode.draft_tree.reference import Node, walk
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees

@@ -132,10 +132,7 @@ _nvidia = partial(Published, "EAGLE-3, SpecForge or NVIDIA", num_drafts=7)
 PUBLISHED: dict[str, Published] = {
     # PARD: a language model with two more config keys. Its embeddings are tied, yet the
     # file has an lm_head too, as some published files do.
-    "pard-qwen3": _pard(
-        partial(language_model, copies_lm_head=True),
-        target="qwen3",
-    ),
+    "pard-qwen3": _pard(partial(language_model, copies_lm_head=True), target="qwen3"),
     # Like Qwen2.5-0.5B for Qwen2.5-7B: 128 padding rows fewer than the target.
     "pard-qwen2.5": _pard(language_model, target="qwen2", settings=_PROBABILISTIC),
     # Sharded, and with 128 padding rows more than the target.

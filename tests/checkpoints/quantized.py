@@ -102,19 +102,11 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Quantized], dict[str, Any], st
         {"quant_method": "awq", "zero_point": True, "version": "gemm"} | IN_GROUPS,
         "modules_to_not_convert",
     ),
-    "int8 W8A8": (
-        int8,
-        compressed_tensors("int-quantized", type="int"),
-        "ignore",
-    ),
+    "int8 W8A8": (int8, compressed_tensors("int-quantized", type="int"), "ignore"),
 }
 # Formats that not every machine's kernels can run.
 MORE_FORMATS = FORMATS | {
-    "fp8 W8A8": (
-        fp8,
-        compressed_tensors("float-quantized", type="float"),
-        "ignore",
-    ),
+    "fp8 W8A8": (fp8, compressed_tensors("float-quantized", type="float"), "ignore"),
     "ModelOpt fp8": (
         modelopt,
         {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},

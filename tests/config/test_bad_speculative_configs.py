@@ -10,15 +10,7 @@ import torch
 import yaml
 
 from .bad_checkpoints import FILES
-from .bad_row import (
-    GONE,
-    Row,
-    Tensors,
-    edited_weights,
-    rotated,
-    row_of,
-    tensors,
-)
+from .bad_row import GONE, Row, Tensors, edited_weights, rotated, row_of, tensors
 from .specs import cached, engine_config
 
 CONFIGS = yaml.safe_load(

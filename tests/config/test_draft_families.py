@@ -11,10 +11,7 @@ from safetensors.torch import load_file
 
 from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
 from vllm.config.drafter import FAMILIES, OWN_CHECKPOINTS, find_family
-from vllm.config.drafter.files import (
-    default_layers,
-    read_files,
-)
+from vllm.config.drafter.files import default_layers, read_files
 from vllm.config.drafter.target import correct_depth, why_different, without_media
 from vllm.model_executor.models.interfaces import SupportsEagle3
 

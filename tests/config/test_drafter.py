@@ -19,10 +19,7 @@ from vllm.config.drafter.resolve import (
     log_who_drafts,
     resolve_drafter,
 )
-from vllm.config.drafter.target import (
-    check_parallelism,
-    find_context,
-)
+from vllm.config.drafter.target import check_parallelism, find_context
 from vllm.triton_utils import HAS_TRITON
 from vllm.triton_utils.compiled import COMPILED
 
@@ -129,8 +126,7 @@ def test_more_drafts_than_trained_warns(
 
 
 @pytest.mark.parametrize(
-    "drafter, runner, size",
-    [("draft", "1", 1), ("eagle3", "1", 2), ("draft", "0", 2)],
+    "drafter, runner, size", [("draft", "1", 1), ("eagle3", "1", 2), ("draft", "0", 2)]
 )
 def test_draft_tensor_parallel_size(
     models: Path, monkeypatch, caplog_vllm, drafter: str, runner: str, size: int

@@ -11,12 +11,7 @@ from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig, StepTimes
 from vllm.config.drafter.length import AutoSchedule
 from vllm.v1.core.sched import draft_policy
-from vllm.v1.core.sched.draft_policy import (
-    HELD,
-    OBSERVED,
-    REPORTED_EVERY,
-    DraftPolicy,
-)
+from vllm.v1.core.sched.draft_policy import HELD, OBSERVED, REPORTED_EVERY, DraftPolicy
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY
 from vllm.v1.spec_decode.auto.chooser import Load

@@ -10,11 +10,7 @@ import pytest
 
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.auto.acceptance import Verified
-from vllm.v1.spec_decode.auto.chooser import (
-    BUDGET,
-    Chooser,
-    Load,
-)
+from vllm.v1.spec_decode.auto.chooser import BUDGET, Chooser, Load
 from vllm.v1.spec_decode.auto.times import LEAST_STEPS
 
 CONTEXT, SIZES = 256, (1, 2, 4, 8, 16, 32, 64)

@@ -6,12 +6,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from vllm.v1.spec_decode.auto.times import (
-    ServedTimes,
-    StepTimes,
-    plausible,
-    size_of,
-)
+from vllm.v1.spec_decode.auto.times import ServedTimes, StepTimes, plausible, size_of
 
 SHORT, K = 256, 7
 

@@ -8,9 +8,7 @@ import torch
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import (
-    VerifiedBatch,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import VerifiedBatch
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, DraftPlan
 

@@ -10,13 +10,9 @@ import torch
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
-from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import (
-    Drafter,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import Drafter
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
-from vllm.v1.worker.gpu.spec_decode.unified.sampler import (
-    MappedVocabulary,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import MappedVocabulary
 
 from .test_drafters import engine_config
 

@@ -8,9 +8,7 @@ import torch
 
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.excluded_drafts import keep_first_invalid
-from vllm.v1.worker.gpu.spec_decode.verification import (
-    without_first_invalid,
-)
+from vllm.v1.worker.gpu.spec_decode.verification import without_first_invalid
 
 VOCAB, BANNED, NONE = 4, 3, -1
 

@@ -14,10 +14,7 @@ if not current_platform.is_cpu():
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.worker.gpu.spec_decode.unified.tree import cpu
-from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
-    Scores,
-    why_layer_cannot,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores, why_layer_cannot
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import TreeAttention
 
 from .test_kernels import Step

@@ -25,7 +25,6 @@ ABOUT = "python -m tools.real_model evaluate NAME --head HEAD ..."
 POINT = ["drafter", "temperature", "questions"]
 FLOAT32 = "-float32"
 WORDS = NAMES | {"probabilistic": "draft probabilities", "tree": "tree of"}
-WORDS["eagle3_whole"] = "EAGLE-3 of the whole vocabulary"
 
 
 def condense(folder: Path) -> dict[str, Any]:

@@ -36,8 +36,7 @@ def draw_one_request(results: files.Results) -> Figure:
         bars = axes.bar(places, heights, width=0.38, color=colour, label=label)
         texts = [f"{height:.0f}" for height in heights]
         if at:
-            ratios = ours / theirs
-            texts = [f"{ours[mode]:.0f}\n{ratios[mode]:.2f}×" for mode in MODES]
+            texts = [f"{ours[m]:.0f}\n{ours[m] / theirs[m]:.2f}×" for m in MODES]
         axes.bar_label(bars, texts, fontsize=8)
     axes.set_xticks(range(len(MODES)), [NAMES[mode] for mode in MODES])
     axes.set(ylabel="tokens/s", title="One request, shapes of 8B models, one H100")

@@ -43,9 +43,8 @@ def parser() -> argparse.ArgumentParser:
     commands = found.add_subparsers()
 
     describe = "Answers questions with it and the bundled heads."
-    commands.add_parser("demo", help=describe, description=describe).set_defaults(
-        run=demo
-    )
+    made = commands.add_parser("demo", help=describe, description=describe)
+    made.set_defaults(run=demo)
 
     def command(name: str, call: str, describe: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=describe, description=describe)

@@ -60,7 +60,10 @@ def fill(head: Path, model: Path, out: Path, whole_vocabulary: bool = False) -> 
     """
     tensors = _read(head, out, is_slim=True)
     if whole_vocabulary:
-        tensors = {n: t for n, t in tensors.items() if n not in ("t2d", "d2t")}
+        reduced = len(tensors.pop("d2t", ()))
+        if any(t.shape[:1] == (reduced,) for t in tensors.values()):
+            raise OverlayError(f"{head} has weights of its own for {reduced} tokens")
+        tensors.pop("t2d", None)
     rows = _rows(tensors, model)
     tensors |= {name: rows[name] for name in json.loads((head / SLIM).read_text())}
     _write(head, out, tensors, str(model))
@@ -85,8 +88,8 @@ def _write(head: Path, out: Path, tensors: dict[str, torch.Tensor], name: str) -
     config = json.loads((head / "config.json").read_text())
     # In place of its path on the machine that the head was trained on.
     config["speculators_config"]["verifier"]["name_or_path"] = name
-    if "t2d" not in tensors:
-        config["draft_vocab_size"] = VOCAB_SIZE
+    if LM_HEAD in tensors:
+        config["draft_vocab_size"] = len(tensors[LM_HEAD])
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

@@ -89,7 +89,7 @@ def check(folder: Path) -> None:
     """Raises:
     OverlayError: the model does not give the known answer.
     """
-    ask = pipeline("text-generation", str(folder))
+    ask = pipeline("text-generation", str(folder), device="cpu")
     asked = [{"role": "user", "content": QUESTION}]
     (found,) = ask(asked, max_new_tokens=MAX_TOKENS, do_sample=False)
     answer = found["generated_text"][-1]["content"]

@@ -17,14 +17,7 @@ from vllm.triton_utils.compiled import COMPILED
 
 from . import BLOCK_METHODS, METHODS, OWN_CHECKPOINTS, DrafterConfig, first_of
 from .files import default_layers
-from .length import (
-    AUTO,
-    V1,
-    check_lengths,
-    drafts_unified,
-    is_auto,
-    settle_lengths,
-)
+from .length import AUTO, V1, check_lengths, drafts_unified, is_auto, settle_lengths
 from .target import (
     check_architecture,
     check_block,

@@ -278,9 +278,7 @@ def counted(name: str, value: float) -> float:
 
 
 def with_mode(
-    spec: "SpeculativeConfig | None",
-    names: list[str],
-    values: dict[int, list[object]],
+    spec: "SpeculativeConfig | None", names: list[str], values: dict[int, list[object]]
 ) -> tuple[list[str], dict[int, list[object]]]:
     """Names and values, by engine, of a metric's labels, with `method` and `mode`."""
     if spec is None:

@@ -88,10 +88,7 @@ class StepDrafts:
             self.policy.end_step(step, output)
 
     def observe(
-        self,
-        stats: "SpecDecodingStats | None",
-        request: "Request",
-        num_new_tokens: int,
+        self, stats: "SpecDecodingStats | None", request: "Request", num_new_tokens: int
     ) -> "SpecDecodingStats | None":
         """Records a request for which drafts were scheduled.
 

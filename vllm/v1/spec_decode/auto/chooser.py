@@ -28,15 +28,7 @@ from .acceptance import (
     Shares,
     Verified,
 )
-from .times import (
-    LEAST_STEPS,
-    Row,
-    ServedTimes,
-    StepTimes,
-    Table,
-    plausible,
-    size_of,
-)
+from .times import LEAST_STEPS, Row, ServedTimes, StepTimes, Table, plausible, size_of
 from .verify import PartialSteps, Verifier
 
 logger = init_logger(__name__)

@@ -24,11 +24,7 @@ from vllm.config.drafter.length import (
 )
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.spec_decode.graph_sizes import (
-    ROWS_APART,
-    shares_graphs,
-    worth_recording,
-)
+from vllm.v1.spec_decode.graph_sizes import ROWS_APART, shares_graphs, worth_recording
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,

@@ -43,11 +43,7 @@ class DraftTrees(NamedTuple):
 
     @classmethod
     def chains(
-        cls,
-        max_num_reqs: int,
-        max_depth: int,
-        max_num_nodes: int,
-        device: torch.device,
+        cls, max_num_reqs: int, max_depth: int, max_num_nodes: int, device: torch.device
     ) -> "DraftTrees":
         """Until a tree is grown, the first K columns are a chain."""
         assert max_depth <= max_num_nodes <= MAX_NODES

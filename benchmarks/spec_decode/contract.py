@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.spec_decode.report import NAMES
-from benchmarks.spec_decode.results import RESULTS
+from benchmarks.spec_decode.results import RESULTS, load
 
 STORED = RESULTS / "nvidia-h200/contract.json"
 NONE, GREEDY = "none", "0"
@@ -54,12 +54,11 @@ def _counts(
 ) -> dict[str, int | list[int]]:
     counts, answers = found["counts"], found.get("answers", [])
     depth = sum(n > 0 for n in counts["draft_tokens_per_pos"])
-    same = map(list.__eq__, answers, target["answers"])
     return {
         "drafts": counts["drafts"][0],
         "accepted": counts["accepted_tokens_per_pos"][:depth],
         "answers": len(answers),
-        "same": sum(same),
+        "same": sum(map(list.__eq__, answers, target["answers"])),
     }
 
 
@@ -127,7 +126,8 @@ def same_answers(points: list[dict[str, Any]]) -> pd.DataFrame:
 def report(stored: dict[str, Any]) -> Iterator[str]:
     """Tables in Markdown."""
     shares = accepted(stored["points"])
-    for table in (by_length(shares), by_questions(shares), by_temperature(shares)):
+    tables = by_length(shares), by_questions(shares), by_temperature(shares)
+    for table in filter(len, tables):
         shown = table.map("{:.2f}".format, na_action="ignore").fillna("–")
         yield shown.reset_index().to_markdown(index=False, disable_numparse=True)
     yield same_answers(stored["points"]).reset_index().to_markdown(index=False)
@@ -135,10 +135,10 @@ def report(stored: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, help="folder; unset: STORED's counts")
+    parser.add_argument("--results", type=Path, default=STORED, help="folder, or file")
     parser.add_argument("--store", type=Path, metavar="FILE", help="for the counts")
     args = parser.parse_args(arguments)
-    found = condense(args.results) if args.results else json.loads(STORED.read_text())
+    found = condense(args.results) if args.results.is_dir() else load(args.results)
     if args.store:
         text = json.dumps(found).replace(' {"drafter', '\n{"drafter')
         args.store.write_text(text + "\n")

@@ -78,11 +78,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     one.add_argument("--spec", type=json.loads, default={}, help="more keys, JSON")
     one.add_argument("--record", action="store_true", help="drafts, to replay them")
-    for name, how in {"slim": "without", "fill": "again with"}.items():
-        describe = f"Copies a head {how} the tensors that it shares with its target."
-        made = command(name, f"heads.{name}", describe)
+    describe = "Copies a head {} the tensors that it shares with its target."
+    slim = command("slim", "heads.slim", describe.format("without"))
+    fill = command("fill", "heads.fill", describe.format("again with"))
+    fill.add_argument("--whole-vocabulary", action="store_true", help="draft any token")
+    for made in slim, fill:
         made.add_argument("head", type=Path, help="folder")
-    made.add_argument("--whole-vocabulary", action="store_true", help="draft any token")
     return found
 
 

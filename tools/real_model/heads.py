@@ -60,10 +60,9 @@ def fill(head: Path, model: Path, out: Path, whole_vocabulary: bool = False) -> 
     """
     tensors = _read(head, out, is_slim=True)
     if whole_vocabulary:
-        reduced = len(tensors.pop("d2t", ()))
-        if any(t.shape[:1] == (reduced,) for t in tensors.values()):
-            raise OverlayError(f"{head} has weights of its own for {reduced} tokens")
-        tensors.pop("t2d", None)
+        _, d2t = (tensors.pop(name, ()) for name in ("t2d", "d2t"))
+        if any(t.shape[:1] == (len(d2t),) for t in tensors.values()):
+            raise OverlayError(f"{head} has weights of its own for {len(d2t)} tokens")
     rows = _rows(tensors, model)
     tensors |= {name: rows[name] for name in json.loads((head / SLIM).read_text())}
     _write(head, out, tensors, str(model))
@@ -71,6 +70,7 @@ def fill(head: Path, model: Path, out: Path, whole_vocabulary: bool = False) -> 
 
 def _rows(tensors: dict[str, torch.Tensor], model: Path) -> dict[str, torch.Tensor]:
     table = load_file(model / "model.safetensors")["model." + EMBED]
+    # A copy also of all rows: one tensor cannot be saved under two names.
     return {EMBED: table, LM_HEAD: table[tensors.get("t2d", slice(None))].clone()}
 
 

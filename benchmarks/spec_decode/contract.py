@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One contract for all drafters: what is accepted on the same questions.
 
-Prints tables of stored counts, or of those of a folder of results of `python -m
+Prints tables of a file of counts, or of those of a folder of results of `python -m
 tools.real_model evaluate`, which --store keeps. A result's name is the drafter's, then
 what "-" joins: how it drafts, and the dtype unless it is bfloat16. "none" is the target
 alone.
@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.spec_decode.report import NAMES
-from benchmarks.spec_decode.results import RESULTS, load
+from benchmarks.spec_decode.results import RESULTS
 
 STORED = RESULTS / "nvidia-h200/contract.json"
 NONE, GREEDY = "none", "0"
@@ -49,9 +49,7 @@ def condense(folder: Path) -> dict[str, Any]:
     return {"about": ABOUT} | made | {"points": points}
 
 
-def _counts(
-    found: dict[str, Any], target: dict[str, Any]
-) -> dict[str, int | list[int]]:
+def _counts(found: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
     counts, answers = found["counts"], found.get("answers", [])
     depth = sum(n > 0 for n in counts["draft_tokens_per_pos"])
     return {
@@ -116,9 +114,8 @@ def by_temperature(shares: pd.DataFrame) -> pd.DataFrame:
 
 def same_answers(points: list[dict[str, Any]]) -> pd.DataFrame:
     """How many greedy answers are the target's, by question set."""
-    found = (
-        pd.DataFrame(points).query("answers > 0").set_index(["drafter", "questions"])
-    )
+    answered = pd.DataFrame(points).query("answers > 0")
+    found = answered.set_index(["drafter", "questions"])
     shown = found["same"].astype(str) + " of " + found["answers"].astype(str)
     return shown.unstack()[[*SETS]].rename(columns=SETS)
 
@@ -138,7 +135,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=STORED, help="folder, or file")
     parser.add_argument("--store", type=Path, metavar="FILE", help="for the counts")
     args = parser.parse_args(arguments)
-    found = condense(args.results) if args.results.is_dir() else load(args.results)
+    at, is_folder = args.results, args.results.is_dir()
+    found = condense(at) if is_folder else json.loads(at.read_text())
     if args.store:
         text = json.dumps(found).replace(' {"drafter', '\n{"drafter')
         args.store.write_text(text + "\n")
